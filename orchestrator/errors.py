@@ -129,6 +129,7 @@ EMPTY_SELECTION = Kind("EF108", Exit.USAGE, "nothing selected")
 VERSION_UNKNOWN = Kind("EF109", Exit.USAGE, "the model version is not settled")
 NAME_INVALID = Kind("EF110", Exit.USAGE, "name cannot be used in a file name")
 FILE_EXISTS = Kind("EF111", Exit.USAGE, "file exists")
+IMAGE_REFERENCE = Kind("EF112", Exit.USAGE, "not an image reference")
 
 # EF2xx: models
 MODEL_MISSING = Kind("EF200", Exit.USAGE, "model not found")
@@ -156,13 +157,30 @@ OUTPUT_MISMATCH = Kind("EF307", Exit.FAILED, "outputs differ from the reference"
 VALIDATION_FAILED = Kind("EF308", Exit.FAILED, "validation could not finish")
 NO_RUNNER = Kind("EF310", Exit.NO_RUNNER, "no runner can take this target")
 UNVALIDATED = Kind("EF311", Exit.NO_RUNNER, "engine is unvalidated")
+IMAGE_BUILD_FAILED = Kind("EF312", Exit.FAILED, "a derived image did not build")
 
 # EF4xx: infrastructure
 DISK = Kind("EF400", Exit.INFRASTRUCTURE, "disk")
 RUNNER_BROKEN = Kind("EF401", Exit.INFRASTRUCTURE, "runner does not work")
 LOCKED = Kind("EF402", Exit.INFRASTRUCTURE, "another run holds a lock")
 
+# EF41x: registries and images
+IMAGE_MISSING = Kind("EF410", Exit.USAGE, "the registry has no such image")
+IMAGE_PLATFORM = Kind("EF411", Exit.USAGE, "the image is not for this platform")
+REGISTRY_UNAUTHORIZED = Kind("EF412", Exit.INFRASTRUCTURE, "the registry wants other credentials")
+REGISTRY_DENIED = Kind("EF413", Exit.INFRASTRUCTURE, "the registry denies access")
+REGISTRY_RATE_LIMIT = Kind("EF414", Exit.INFRASTRUCTURE, "the registry limits the rate of pulls")
+REGISTRY_UNREACHABLE = Kind("EF415", Exit.INFRASTRUCTURE, "the registry does not answer")
+REGISTRY_NAME = Kind("EF416", Exit.INFRASTRUCTURE, "the registry's name is not known here")
+REGISTRY_CERTIFICATE = Kind("EF417", Exit.INFRASTRUCTURE, "the registry's certificate is not trusted")
+REGISTRY_ANSWER = Kind("EF418", Exit.INFRASTRUCTURE, "the registry's answer cannot be used")
+IMAGE_OFFLINE = Kind("EF419", Exit.INFRASTRUCTURE, "the image is not on the engine")
+
 # EF5xx, EF6xx: generated files, verification
 GENERATED_STALE = Kind("EF500", Exit.STALE, "generated file is stale")
+IMAGE_NOT_LOCKED = Kind("EF501", Exit.STALE, "image is not locked")
 ENGINE_UNREADABLE = Kind("EF600", Exit.REFUSED, "file is not a usable engine")
 DIGEST_MISMATCH = Kind("EF601", Exit.REFUSED, "file changed after it was checked")
+MANIFEST_UNREADABLE = Kind("EF602", Exit.REFUSED, "manifest cannot be used")
+IMAGE_NOT_ALLOWED = Kind("EF603", Exit.REFUSED, "registry is not on the allow-list")
+IMAGE_DIGEST = Kind("EF604", Exit.REFUSED, "image is not what its digest says")

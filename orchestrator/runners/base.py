@@ -14,11 +14,16 @@ Host = Mapping[str, Any]
 WorkerEvent = Mapping[str, Any]
 
 
+class Cancelled(Exception):  # noqa: N818  (not an error: the user asked for it)
+    """The step was ended because ``Cancel`` was set; nothing of it is left running."""
+
+
 class Cancel:
     """Set once by Ctrl-C or SIGTERM; a runner ends the step's processes as soon as it sees it."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
+        self.stopped_by: int | None = None  # the signal, when one stopped the run
 
     def set(self) -> None:
         self._event.set()
@@ -42,6 +47,15 @@ class Step:
     inputs: Mapping[str, Path] = field(default_factory=dict)
     timeout_seconds: float = 3600.0
     memory_bytes: int | None = None
+    image: str | None = None
+    """Image pinned by digest (``repository@sha256:...``) that a container runner starts; a process runner ignores it."""
+    platform: str = "any"
+    compute_capability: tuple[str, ...] = ()
+    """The step needs a GPU with one of these; empty: it needs none."""
+    exclusive: bool = False
+    """Nothing else may run on that GPU meanwhile (timing)."""
+    shared_inputs: Mapping[str, str] = field(default_factory=dict)
+    """Top folder of some ``inputs`` -> digest over all of it: a remote runner sends such a folder once and keeps it under its digest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +70,12 @@ class StepResult:
 
 class Runner(Protocol):
     """Runs steps. Raises EnginefarmError (STEP_TIMEOUT, STEP_MEMORY, STEP_CRASHED, RUNNER_BROKEN, DISK) when the worker gave no result;
-    a worker that answers ``ok: false`` is a result, not an exception."""
+    a worker that answers ``ok: false`` is a result, not an exception. Raises Cancelled when ``cancel`` was set."""
 
     name: str
+    kind: str  # "process"
     slots: int
+    labels: tuple[str, ...]
 
     def host(self) -> Host:
         """The host description; probed once, then remembered."""

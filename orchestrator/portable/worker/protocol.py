@@ -26,6 +26,7 @@ Request (all steps)::
 ``validate`` adds::
 
     "engine": str, "provider": str | null, "plugins": [str, ...],
+    "compute_capability": ["8.6", ...],                    (the GPU to run on has one of these; empty: any)
     "samples": [{"name": str, "inputs": [tensor, ...]}, ...],
     "warmup": int, "runs": int, "soak_seconds": float
 

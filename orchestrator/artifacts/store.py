@@ -1,0 +1,319 @@
+"""Writing a release: engines under their names, then the manifest, then ``latest.json``, as one step that a kill cannot leave half done.
+
+::
+
+    artifacts/lane/.lock                        held while one run commits
+    artifacts/lane/latest.json                  the version that services take
+    artifacts/lane/v3/lane_v3.json              the manifest; its revision rises with every commit
+    artifacts/lane/v3/lane_v3_ampere.engine
+    artifacts/lane/v3/manifests/<sha256>.json   manifests of earlier revisions
+    artifacts/lane/v3/quarantine/<tag>/         a failed engine with the evidence
+    artifacts/lane/v3/.stage-*/                 a commit in the making; thrown away if its run dies
+    artifacts/lane/v3/.commit/                  a commit that is decided; whoever takes the lock next finishes it if its run dies
+
+Renaming ``.stage-*`` to ``.commit`` is the moment of commit. What follows is a list of renames that can be repeated from any point.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from filelock import FileLock, Timeout
+
+from orchestrator.artifacts.files import copy_new, disk_errors, member, sha256_bytes, sync_folder, write_new
+from orchestrator.artifacts.manifest import EngineRecord, Manifest, parse_manifest, read_manifest
+from orchestrator.artifacts.merge import lost, merge_engines, statuses
+from orchestrator.artifacts.names import check_model_name, manifest_file
+from orchestrator.errors import DIGEST_MISMATCH, LOCKED, NAME_TAKEN, EnginefarmError, Where
+
+__all__ = ["LATEST_SCHEMA", "Placed", "Release", "finish_interrupted", "follow_latest", "merge_engines", "read_latest", "read_manifest"]
+
+LATEST_SCHEMA = "enginefarm.latest/1"
+LATEST = "latest.json"
+COMMIT = ".commit"
+STAGE = ".stage-"
+JOURNAL = "journal.json"
+
+
+class Placed(NamedTuple):
+    """``digest`` is ``sha256:...`` of the bytes that were copied."""
+
+    digest: str
+    size_bytes: int
+
+
+@contextlib.contextmanager
+def _lock(folder: Path, timeout: float, on_wait: Callable[[str], None] | None) -> Iterator[None]:
+    """Hold ``folder/.lock``; the system frees it when the process dies."""
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        if on_wait is not None:
+            on_wait(f"waiting for another run that writes to {folder}")
+        try:
+            lock.acquire(timeout=timeout)
+        except Timeout as error:
+            raise EnginefarmError(
+                LOCKED,
+                f"another run still writes to {folder} after {timeout:g} s",
+                where=Where(file=str(folder / ".lock")),
+                fix="wait for it to end, or stop it, and run again",
+            ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _apply(version_folder: Path) -> None:
+    """Carry out ``.commit``: every step may have been done before."""
+    commit = version_folder / COMMIT
+    journal = commit / JOURNAL
+    if journal.exists():
+        plan = json.loads(journal.read_bytes())
+        for name in plan["moves"]:
+            source = member(commit, name)
+            if source.exists():
+                source.replace(member(version_folder, name))
+        sync_folder(version_folder)
+        for name in plan["removes"]:
+            member(version_folder, name).unlink(missing_ok=True)
+        latest = commit / LATEST
+        if latest.exists():
+            latest.replace(version_folder.parent / LATEST)
+        sync_folder(version_folder.parent)
+        sync_folder(version_folder)
+        journal.unlink()
+    shutil.rmtree(commit)
+
+
+def _settle(model_folder: Path) -> None:
+    """Under the lock: finish decided commits, throw away undecided ones."""
+    for commit in sorted(model_folder.glob(f"v*/{COMMIT}")):
+        _apply(commit.parent)
+    for stage in model_folder.glob(f"v*/{STAGE}*"):
+        shutil.rmtree(stage)
+
+
+def finish_interrupted(output: Path, name: str, *, timeout: float = 600.0) -> None:
+    """Finish a commit of ``name`` whose run was killed half way; does nothing and takes no lock when there is none."""
+    folder = output / check_model_name(name)
+    if any(folder.glob(f"v*/{COMMIT}")):
+        with disk_errors("finish an interrupted commit"), _lock(folder, timeout, None):
+            _settle(folder)
+
+
+def read_latest(model_folder: Path) -> dict[str, Any] | None:
+    """``latest.json`` of a model; None when there is none or it is not ours."""
+    try:
+        content = json.loads((model_folder / LATEST).read_bytes())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(content, dict) or content.get("schema") != LATEST_SCHEMA or not isinstance(content.get("targets"), dict):
+        return None
+    return content
+
+
+def follow_latest(path: Path) -> Path:
+    """The manifest that a ``latest.json`` names; any other path as it is."""
+    latest = read_latest(path.parent) if path.name == LATEST else None
+    parts = str(latest.get("manifest")).split("/") if latest else []
+    return member(member(path.parent, parts[0]), parts[1]) if len(parts) == 2 else path
+
+
+class Release:
+    """Commits one run's engines of one model version. The lock is held inside ``with``, so do nothing slow there but copying::
+
+        with Release(output, "lane", 3, on_wait=tell) as release:
+            placed = release.place(built, "lane_v3_ampere.engine")
+            path = release.commit(manifest, move_latest=True)
+
+    Attributes: ``previous``, the newest manifest of this version; after ``commit``, ``manifest`` (as written: merged, with its revision),
+    ``latest_moved`` and ``latest_note`` (why ``latest.json`` moved or stayed). Raises EnginefarmError: LOCKED, DISK, MANIFEST_UNREADABLE.
+    """
+
+    def __init__(
+        self, output: Path, name: str, version: int, *, timeout: float = 600.0, on_wait: Callable[[str], None] | None = None
+    ) -> None:
+        self.name = check_model_name(name)
+        self.version = version
+        self.model_folder = output / self.name
+        self.folder = self.model_folder / f"v{version}"
+        self.previous: Manifest | None = None
+        self.manifest: Manifest | None = None
+        self.latest_moved = False
+        self.latest_note = ""
+        self._staged: dict[str, Placed] = {}
+        self._wait = (timeout, on_wait)
+        self._stack = contextlib.ExitStack()
+        self._previous_bytes: bytes | None = None
+
+    def __enter__(self) -> Release:
+        with contextlib.ExitStack() as stack, disk_errors(f"write to {self.folder}"):
+            self.model_folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(_lock(self.model_folder, *self._wait))
+            _settle(self.model_folder)
+            self.folder.mkdir(exist_ok=True)
+            self._stage = Path(tempfile.mkdtemp(prefix=STAGE, dir=self.folder))
+            stack.callback(self._discard)
+            current = self.folder / manifest_file(self.name, self.version)
+            if current.exists():
+                self.previous = read_manifest(current)
+                self._previous_bytes = current.read_bytes()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def _discard(self) -> None:
+        shutil.rmtree(self._stage, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()  # only when nothing is in it
+
+    def place(self, source: Path, file_name: str, *, digest: str | None = None) -> Placed:
+        """Copy an engine in, to be named ``file_name`` by ``commit``; raises DIGEST_MISMATCH when it is not what ``digest`` says."""
+        path = member(self._stage, file_name)
+        with disk_errors(f"write {self.folder / file_name}"):
+            path.unlink(missing_ok=True)
+            placed = Placed(*copy_new(source, path))
+            path.chmod(0o644)
+        if digest is not None and digest != placed.digest:
+            raise EnginefarmError(
+                DIGEST_MISMATCH,
+                f"{source.name} changed after it was built",
+                where=Where(file=str(source)),
+                why=f"it was {digest[:19]}..., it is {placed.digest[:19]}...",
+                fix="build it again",
+            )
+        self._staged[file_name] = placed
+        return placed
+
+    def quarantine(self, tag: str, source: Path | None, evidence: Mapping[str, bytes | Path]) -> Path:
+        """Keep a failed engine and what shows that it failed in ``quarantine/<tag>/``, in place of what was there; returns that folder."""
+        kept = member(self.folder / "quarantine", tag)
+        with disk_errors(f"write {kept}"):
+            fresh = Path(tempfile.mkdtemp(prefix=STAGE, dir=self.folder))
+            fresh.chmod(0o755)
+            if source is not None:
+                copy_new(source, member(fresh, source.name))
+            for name, content in evidence.items():
+                path = member(fresh, name)
+                if isinstance(content, Path):
+                    copy_new(content, path)
+                else:
+                    write_new(path, content)
+            kept.parent.mkdir(exist_ok=True)
+            if kept.exists():
+                old = self._stage / f"quarantine-{tag}"
+                kept.replace(old)
+                shutil.rmtree(old)
+            fresh.replace(kept)
+            sync_folder(kept.parent)
+        return kept
+
+    def commit(self, manifest: Manifest, *, move_latest: bool) -> Path:
+        """Write this run's records, merged with those of ``previous``, as the next revision; returns the manifest's path.
+
+        ``manifest.engines`` holds the records of this run only; each with a ``file`` was placed, or is the same engine as in ``previous``.
+        The revision is counted here, under the lock. ``move_latest``: the run ended with exit code 0.
+        """
+        self._check_model(manifest)
+        engines = merge_engines(self.previous, manifest.engines, folder=self.folder)
+        revision = self.previous.revision + 1 if self.previous else 1
+        manifest = manifest.model_copy(update={"engines": engines, "revision": revision})
+        data = manifest.as_json()
+        name = manifest_file(self.name, self.version)
+        parse_manifest(data, self.folder / name)  # what is written can be read
+        moves = [*self._moves(engines), name]
+        after = {record.file: record.digest for record in engines if record.file is not None}
+        before = {record.file: record.digest for record in self.previous.engines if record.file is not None} if self.previous else {}
+        removes = sorted(before.keys() - after.keys())
+        changed = any(after.get(file) != digest for file, digest in before.items())
+        with disk_errors(f"write {self.folder / name}"):
+            self._decide_latest(engines, move_latest, changed=changed)
+            if self.latest_moved:
+                write_new(self._stage / LATEST, self._latest(manifest, data))
+            self._keep_previous()
+            write_new(self._stage / name, data)
+            write_new(self._stage / JOURNAL, json.dumps({"moves": moves, "removes": removes}).encode())
+            sync_folder(self._stage)
+            self._stage.replace(self.folder / COMMIT)
+            sync_folder(self.folder)
+            _apply(self.folder)
+        self.manifest = manifest
+        return self.folder / name
+
+    def _check_model(self, manifest: Manifest) -> None:
+        if (manifest.model.name, manifest.model.version) != (self.name, self.version):
+            raise ValueError(f"a manifest of {manifest.model.name} v{manifest.model.version} in a release of {self.name} v{self.version}")
+        if self.previous is not None and self.previous.model.digest != manifest.model.digest:
+            raise EnginefarmError(
+                NAME_TAKEN,
+                f"{self.name} v{self.version} became another model while this run was building",
+                where=Where(file=str(self.folder)),
+                why="another run took the number first",
+                fix="run again: it gets the next number",
+            )
+
+    def _moves(self, engines: Sequence[EngineRecord]) -> list[str]:
+        """The placed files that the merged records are about; a placed file whose record lost against the previous one stays out."""
+        moves = []
+        held = {record.file: record.digest for record in self.previous.engines} if self.previous else {}
+        for record in engines:
+            if record.file is None:
+                continue
+            if record.file in self._staged and self._staged[record.file].digest == record.digest:
+                moves.append(record.file)
+            elif held.get(record.file) != record.digest:
+                raise ValueError(f"{record.file} of target {record.target} was not placed")
+        return moves
+
+    def _keep_previous(self) -> None:
+        if self._previous_bytes is None:
+            return
+        archive = self.folder / "manifests"
+        archive.mkdir(exist_ok=True)
+        kept = archive / f"{sha256_bytes(self._previous_bytes).removeprefix('sha256:')}.json"
+        if not kept.exists():
+            staged = self._stage / "previous.json"
+            write_new(staged, self._previous_bytes)
+            staged.replace(kept)
+            sync_folder(archive)
+
+    def _decide_latest(self, engines: Sequence[EngineRecord], move_latest: bool, *, changed: bool) -> None:
+        """Whether ``latest.json`` moves to this revision. ``changed``: engine files of the previous revision are replaced or removed."""
+        latest = read_latest(self.model_folder)
+        here = latest is not None and latest.get("version") == self.version
+        # a version that was deleted has nothing to lose
+        there = latest is not None and follow_latest(self.model_folder / LATEST).is_file()
+        losses = lost(latest["targets"], statuses(engines)) if latest and there else []
+        if here and changed:
+            # the engines that it described are gone from this folder: it would point at nothing
+            self.latest_moved, self.latest_note = True, "it follows this version's engines"
+        elif not move_latest:
+            self.latest_note = "it stays: the run did not end well"
+        elif losses:
+            self.latest_note = f"it stays at v{latest['version']}: in v{self.version}, {'; '.join(losses)}" if latest else ""
+        else:
+            self.latest_moved, self.latest_note = True, "every target that it had is there"
+
+    def _latest(self, manifest: Manifest, data: bytes) -> bytes:
+        content = {
+            "schema": LATEST_SCHEMA,
+            "model": self.name,
+            "version": self.version,
+            "revision": manifest.revision,
+            "manifest": f"v{self.version}/{manifest_file(self.name, self.version)}",
+            "digest": sha256_bytes(data),
+            "targets": statuses(manifest.engines),
+        }
+        return json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n"

@@ -1,0 +1,170 @@
+"""``enginefarm build``: options in, engines out. Thin: everything happens in ``pipeline/``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from orchestrator.pipeline.options import BuildOptions
+
+PROGRESS = ("auto", "tty", "plain", "json")
+
+
+def _env(name: str) -> str:
+    return "ENGINEFARM_" + name
+
+
+def default_jobs() -> int:
+    """Parallel builds unless told otherwise: one per core that this process may use, at most 4 (a build takes about 0.4 GB of memory)."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(usable, 4))
+
+
+def build_command(
+    ctx: typer.Context,
+    models: Annotated[list[Path], typer.Argument(envvar=_env("MODELS"), help="ONNX files, or folders that hold some.", show_default=False)],
+    target: Annotated[
+        list[str], typer.Option("--target", "-t", envvar=_env("TARGETS"), help="Target name, glob or label:NAME; repeatable. Default: all.")
+    ] = [],  # noqa: B006  (typer copies it)
+    available: Annotated[
+        bool, typer.Option("--available", envvar=_env("AVAILABLE"), help="Build what can be built here; implies --allow-unvalidated.")
+    ] = False,
+    allow_unvalidated: Annotated[
+        bool, typer.Option("--allow-unvalidated", envvar=_env("ALLOW_UNVALIDATED"), help="Unvalidated engines do not fail the run.")
+    ] = False,
+    model_version: Annotated[
+        int | None, typer.Option("--model-version", envvar=_env("MODEL_VERSION"), min=1, help="N of NAME_vN_TAG.engine.")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", envvar=_env("NAME"), help="Model name in file names.")] = None,
+    shape: Annotated[
+        list[str], typer.Option("--shape", envvar=_env("SHAPES"), help="INPUT:1x3x224x224 or INPUT:MIN:OPT:MAX; repeatable.")
+    ] = [],  # noqa: B006
+    precision: Annotated[str | None, typer.Option("--precision", envvar=_env("PRECISION"), help="fp32, fp16, bf16, int8 or fp8.")] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", "-j", envvar=_env("JOBS"), min=1, help="Builds at a time.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", envvar=_env("OUTPUT"), help="Folder of the engines.")] = Path("artifacts"),
+    force: Annotated[bool, typer.Option("--force", envvar=_env("FORCE"), help="Build again what is up to date.")] = False,
+    no_validate: Annotated[bool, typer.Option("--no-validate", envvar=_env("NO_VALIDATE"), help="Skip the validate steps.")] = False,
+    exit_first: Annotated[
+        bool, typer.Option("--exitfirst/--keep-going", "-x", envvar=_env("EXITFIRST"), help="Stop at the first failure, or go on.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; build nothing.")] = False,
+    memory: Annotated[str | None, typer.Option("--memory", envvar=_env("MEMORY"), help='Memory limit of each step, e.g. "8 GiB".')] = None,
+    build_timeout: Annotated[
+        float | None, typer.Option("--build-timeout", envvar=_env("BUILD_TIMEOUT"), min=0.1, help="Seconds a build step may take.")
+    ] = None,
+    validate_timeout: Annotated[
+        float | None, typer.Option("--validate-timeout", envvar=_env("VALIDATE_TIMEOUT"), min=0.1, help="Seconds a validate step may take.")
+    ] = None,
+    runners: Annotated[Path | None, typer.Option("--runners", envvar=_env("RUNNERS"), help="runners.yaml to use.")] = None,
+    python: Annotated[str | None, typer.Option("--python", envvar=_env("PYTHON"), help="Interpreter of the local runner.")] = None,
+    quiet: Annotated[int, typer.Option("--quiet", "-q", count=True, help="Only failures and the result.")] = 0,
+    verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Phases and warnings; twice: every log line.")] = 0,
+    progress: Annotated[
+        str, typer.Option("--progress", envvar=_env("PROGRESS"), help="auto, tty, plain or json (JSON lines on standard error).")
+    ] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")] = False,
+) -> None:
+    """Build engines of ONNX models for the targets of the matrix, and check them."""
+    from orchestrator.cli.settings import find_settings
+    from orchestrator.cli.values import check_choice, parse_shapes, parse_size
+    from orchestrator.matrix.schema import PRECISIONS
+    from orchestrator.pipeline.options import BuildOptions
+    from orchestrator.pipeline.prepare import in_ci
+
+    check_choice("--progress", progress, PROGRESS)
+    check_choice("--precision", precision, PRECISIONS)
+    settings = find_settings(Path.cwd())
+    options = BuildOptions(
+        project=settings.parent if settings else Path.cwd(),
+        models=tuple(models),
+        targets=tuple(target),
+        output=output,
+        available=available,
+        allow_unvalidated=allow_unvalidated,
+        version=model_version,
+        name=name,
+        shapes=parse_shapes(shape),
+        precision=precision,
+        jobs=jobs or default_jobs(),
+        force=force,
+        validate=not no_validate,
+        exit_first=exit_first,
+        memory=parse_size("--memory", memory),
+        build_timeout=build_timeout,
+        validate_timeout=validate_timeout,
+        runners=runners,
+        python=python,
+        ci=in_ci(),
+        weak=_from_settings(ctx, {"target": "targets", "precision": "precision", "shape": "shapes"}),
+    )
+    if dry_run:
+        _plan(options, as_json)
+    else:
+        code = _run(options, progress, verbose - quiet, as_json)
+        raise typer.Exit(code)
+
+
+def _from_settings(ctx: typer.Context, parameters: dict[str, str]) -> frozenset[str]:
+    """Names of the values that come from enginefarm.yaml, not from the command line or the environment."""
+    sources = {name: ctx.get_parameter_source(parameter) for parameter, name in parameters.items()}
+    return frozenset(name for name, source in sources.items() if source is not None and source.name == "DEFAULT_MAP")
+
+
+def _run(options: BuildOptions, progress: str, verbosity: int, as_json: bool) -> int:
+    import json
+
+    from orchestrator.cli.screen import print_lines, progress_view, stop_on_signals
+    from orchestrator.events import Bus
+    from orchestrator.pipeline.run import run_build
+    from orchestrator.report import summary
+    from orchestrator.runners.base import Cancel
+
+    cancel = Cancel()
+    with stop_on_signals(cancel, quiet=progress == "json"), progress_view(progress, verbosity) as view:
+        result = run_build(options, Bus(view), cancel)
+    if as_json:
+        sys.stdout.write(json.dumps(summary.as_json(result), indent=2, ensure_ascii=False) + "\n")
+    else:
+        _show_problems(result, progress)
+        print_lines(summary.table(result, _width()))
+    return int(result.exit)
+
+
+def _show_problems(result: Any, progress: str) -> None:
+    """Each failed build in full, before the table, so that the last screen holds both."""
+    from orchestrator.cli.problems import render
+    from orchestrator.pipeline.run import merge_problems
+
+    if progress == "json":
+        return
+    for problem in merge_problems(result.outcomes):
+        sys.stderr.write("\n" + "\n".join(render(problem)) + "\n")
+    sys.stderr.flush()
+
+
+def _width() -> int | None:
+    return os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
+
+
+def _plan(options: BuildOptions, as_json: bool) -> None:
+    import json
+
+    from orchestrator.events import Bus
+    from orchestrator.pipeline.run import plan_build
+    from orchestrator.report.lines import Lines
+    from orchestrator.report.text import columns, safe
+
+    lines = plan_build(options, Bus(Lines(sys.stderr)))
+    if as_json:
+        value = {"schema": "enginefarm.plan/0", "builds": [line.as_dict() for line in lines]}
+        sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+        return
+    rows = [(safe(f"{line.model} v{line.version}"), line.target, line.action, safe(line.why)) for line in lines]
+    sys.stdout.write("".join(line + "\n" for line in columns(rows)))
+    planned = sum(line.action == "build" for line in lines)
+    sys.stdout.write(f"{planned} to build, {len(lines) - planned} skipped\n")

@@ -1,0 +1,129 @@
+"""``enginefarm init``: a commented enginefarm.yaml, the targets chosen, and a Makefile fragment."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.settings import FILE_NAME, settings_text
+
+MAKEFILE = "enginefarm.mk"
+
+_MAKEFILE_TEXT = """\
+# Engines for this project. In your Makefile:  include enginefarm.mk
+# make engines MODEL=lane.onnx [TARGETS="rtx-ada cpu"] [JOBS=2] [MODEL_VERSION=3] [ARGS="--available"]
+ENGINEFARM ?= enginefarm
+
+.PHONY: engines
+engines:
+\t$(ENGINEFARM) build $(MODEL) $(foreach target,$(TARGETS),--target '$(target)') \\
+\t\t$(if $(JOBS),--jobs $(JOBS)) $(if $(MODEL_VERSION),--model-version $(MODEL_VERSION)) $(ARGS)
+"""
+
+
+def init_command(
+    folder: Annotated[Path, typer.Argument(help="Project folder; made when it does not exist.")] = Path(),
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--target", "-t", help="Built-in target to copy into targets/: name, glob or label:NAME; repeatable.", show_default=False
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
+) -> None:
+    """Write a commented enginefarm.yaml, the chosen targets and a Makefile fragment; all of them or none."""
+    from orchestrator.errors import FILE_EXISTS, EnginefarmError, Where, raise_all
+    from orchestrator.matrix.yaml_reader import display
+
+    files = _files(target or [])
+    if not force:
+        raise_all(
+            EnginefarmError(
+                FILE_EXISTS,
+                f"{display(folder / name)} exists",
+                where=Where(file=display(folder / name)),
+                fix="remove it, or give --force to overwrite",
+            )
+            for name in files
+            if os.path.lexists(folder / name)
+        )
+    write_all(folder, files)
+    for name in files:
+        typer.echo(f"wrote {display(folder / name)}")
+    typer.echo(f"add this line to your Makefile: include {MAKEFILE}")
+
+
+def _files(selectors: list[str]) -> dict[str, bytes]:
+    """Path below the project folder -> content."""
+    from orchestrator.matrix.load import load_matrix
+    from orchestrator.resources import builtin_targets
+
+    names = [effective.target.name for effective in load_matrix().select(selectors)] if selectors else []
+    chosen = {"targets": json.dumps(names)} if names else None
+    files = {FILE_NAME: settings_text(chosen).encode(), MAKEFILE: _MAKEFILE_TEXT.encode()}
+    if names:
+        # the copies name it in their first line, for editors
+        files["targets/schema.json"] = (builtin_targets() / "schema.json").read_bytes()
+    for name in names:
+        files[f"targets/{name}.yaml"] = (builtin_targets() / f"{name}.yaml").read_bytes()
+    return files
+
+
+def write_all(folder: Path, files: dict[str, bytes]) -> None:
+    """Write all files or none: every one goes to a temporary file on the disk first, then they are renamed.
+
+    When a rename fails, those done before are undone. Raises EnginefarmError (DISK).
+    """
+    from orchestrator.errors import DISK, EnginefarmError, Where
+    from orchestrator.matrix.yaml_reader import display
+
+    staged: list[tuple[Path, Path]] = []
+    undo: list[tuple[Path, bytes | None]] = []
+    made: list[Path] = []
+    path = folder
+    try:
+        for name, content in files.items():
+            path = folder / name
+            made += _make_folders(path.parent)
+            temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+            staged.append((temporary, path))
+            with temporary.open("wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+        for temporary, path in staged:
+            before = path.read_bytes() if path.is_file() else None
+            temporary.replace(path)
+            undo.append((path, before))
+    except OSError as error:
+        _roll_back(staged, undo, made)
+        what = f"{display(path)} cannot be written: {error.strerror}"
+        raise EnginefarmError(DISK, what, where=Where(file=display(path)), why="nothing was changed") from error
+
+
+def _make_folders(folder: Path) -> list[Path]:
+    """Make a folder and its parents; those that were new, outermost first."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()][::-1]
+    folder.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+def _roll_back(staged: list[tuple[Path, Path]], undo: list[tuple[Path, bytes | None]], made: list[Path]) -> None:
+    # best effort: the first error is the one that is told
+    with contextlib.suppress(OSError):
+        for path, before in undo:
+            if before is None:
+                path.unlink(missing_ok=True)
+            else:
+                path.write_bytes(before)
+    for temporary, _ in staged:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    for folder in reversed(made):
+        with contextlib.suppress(OSError):
+            folder.rmdir()

@@ -1,0 +1,121 @@
+"""Errors as people read them, and the exit code they give. The only catcher of errors in the program."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import typer
+
+from orchestrator.errors import USAGE, EnginefarmError, Exit, flatten
+from orchestrator.report.text import safe
+
+# the option parser's errors: typer brings its own copy of click, older ones import it, and only this is public of both
+ParserError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+
+
+def render(error: EnginefarmError) -> list[str]:
+    """One problem as lines: what, where, why, what to do, log."""
+    lines = [f"error[{error.kind.code}]: {safe(error.what)}"]
+    if error.where is not None and str(error.where):
+        lines.append(f"  --> {safe(str(error.where))}")
+    for label, text in (("why", error.why), ("fix", error.fix), ("log", error.log)):
+        if text:
+            first, *rest = safe(text).splitlines() or [""]
+            lines += [f"  {label}: {first}", *(f"       {line}" for line in rest)]
+    return lines
+
+
+class Reporter:
+    """Runs a command and turns whatever it raises into text on standard error and an exit code."""
+
+    def __init__(self) -> None:
+        self.debug = False
+        self.as_json = False
+
+    def prepare(self, words: Sequence[str]) -> None:
+        """Read the options that decide how even a usage error is shown."""
+        self.debug = "--debug" in words or os.environ.get("ENGINEFARM_DEBUG", "") not in ("", "0")
+        self.as_json = ("--progress", "json") in itertools.pairwise(words) or "--progress=json" in words
+
+    def guard(self, command: Callable[[], Any]) -> int:
+        try:
+            code = command()
+        except EnginefarmError as error:
+            return self.show(error)
+        except ParserError as error:
+            if type(error).__name__ == "NoArgsIsHelpError":
+                sys.stderr.write(error.format_message() + "\n")
+                return Exit.USAGE
+            return self.show(_usage(error))
+        except (typer.Abort, KeyboardInterrupt):
+            sys.stderr.write("interrupted\n")
+            return Exit.INTERRUPTED
+        except BrokenPipeError:
+            # the reader of our output went away (`| head`): nothing more to say
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return Exit.OK
+        except OSError as error:
+            return self._os_error(error)
+        except Exception as error:  # noqa: BLE001  (the process edge: an unexpected error becomes exit 70 and a report)
+            return self._bug(error)
+        return int(code) if isinstance(code, int) else Exit.OK
+
+    def show(self, error: EnginefarmError) -> int:
+        """Print every problem of ``error``; returns the exit code."""
+        problems = flatten(error)
+        for problem in problems:
+            if self.as_json:
+                sys.stderr.write(json.dumps({"event": "error", **problem.as_dict()}, ensure_ascii=False) + "\n")
+            else:
+                sys.stderr.write("\n".join(render(problem)) + "\n")
+        if len(problems) > 1 and not self.as_json:
+            sys.stderr.write(f"{len(problems)} problems\n")
+        if self.debug:
+            traceback.print_exception(error)
+        return error.exit
+
+    def _os_error(self, error: OSError) -> int:
+        from orchestrator.errors import DISK
+
+        place = f" {error.filename}" if error.filename else ""
+        wrapped = EnginefarmError(
+            DISK, f"cannot use{place}: {error.strerror or error}", fix="check the path, its rights and the free space"
+        )
+        if self.debug:
+            traceback.print_exception(error)
+        return self.show(wrapped)
+
+    def _bug(self, error: Exception) -> int:
+        if self.debug:
+            traceback.print_exception(error)
+        else:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{os.path.basename(frame.filename)}:{frame.lineno}"  # noqa: PTH119  (a name for people, not a path to use)
+            sys.stderr.write(f"error[EF700]: internal bug: {type(error).__name__}: {safe(str(error))} at {where}\n")
+            sys.stderr.write("  fix: run again with --debug in front (`enginefarm --debug ...`) and report what it prints\n")
+        return Exit.INTERNAL
+
+
+def _usage(error: Any) -> EnginefarmError:
+    """A usage error of the option parser, with suggestions for misspelt names."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "enginefarm"
+    fix = f"see `{command} --help`"
+    message = str(error.format_message()).split("\n")[0].split(" Did you mean")[0].split(" (Possible options")[0].rstrip(".")
+    known: list[str] = []
+    wanted = getattr(error, "option_name", None)
+    if wanted is not None and context is not None:
+        known = [name for parameter in context.command.params for name in parameter.opts]
+    elif context is not None and message.startswith("No such command") and "'" in message:
+        wanted, known = message.split("'")[1], list(context.command.commands)
+    close = difflib.get_close_matches(wanted, known, n=3) if wanted else []
+    if close:
+        fix = f"did you mean {' or '.join(close)}? {fix}"
+    return EnginefarmError(USAGE, message[:1].lower() + message[1:], fix=fix)

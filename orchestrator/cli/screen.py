@@ -1,0 +1,76 @@
+"""The terminal: which view shows progress, colour, and what a signal does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import TextIO
+
+from orchestrator.events import Event
+from orchestrator.runners.base import Cancel
+
+COLOURS = {"passed": "32", "self-consistent": "33", "unvalidated": "33", "failed": "1;31", "skipped": "2", "header": "1", "title": "1"}
+
+
+def wants_colour(stream: TextIO) -> bool:
+    """NO_COLOR and FORCE_COLOR as their conventions say, then the terminal itself."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def print_lines(lines: Sequence[tuple[str, str]]) -> None:
+    """Print (line, status) pairs to standard output."""
+    colour = wants_colour(sys.stdout)
+    for line, status in lines:
+        code = COLOURS.get(status) if colour and line else None
+        sys.stdout.write(f"\x1b[{code}m{line}\x1b[0m\n" if code else line + "\n")
+    sys.stdout.flush()
+
+
+@contextmanager
+def progress_view(progress: str, verbosity: int) -> Iterator[Callable[[Event], None]]:
+    """The subscriber for ``--progress``; ``auto`` is a live table on a terminal and plain lines elsewhere."""
+    from orchestrator.report.jsonlines import JsonLines
+    from orchestrator.report.lines import Lines
+
+    stream = sys.stderr
+    dumb = os.environ.get("TERM", "dumb") == "dumb"
+    if progress == "json":
+        yield JsonLines(stream)
+    elif progress == "tty" or (progress == "auto" and stream.isatty() and not dumb and not os.environ.get("CI")):
+        from rich.console import Console
+
+        from orchestrator.report.live import LiveTable
+
+        console = Console(file=stream, no_color=not wants_colour(stream), force_terminal=True, highlight=False, markup=False)
+        with LiveTable(console, verbosity) as live:
+            yield live
+    else:
+        yield Lines(stream, verbosity)
+
+
+@contextmanager
+def stop_on_signals(cancel: Cancel, *, quiet: bool) -> Iterator[None]:
+    """Ctrl-C and SIGTERM stop the run; a second one ends the process at once."""
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        if cancel.is_set():
+            os._exit(128 + number)
+        cancel.stopped_by = number
+        cancel.set()
+        if not quiet:
+            sys.stderr.write("\nstopping: running steps are ended, finished builds are kept (again: stop at once)\n")
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

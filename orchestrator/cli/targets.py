@@ -1,0 +1,156 @@
+"""``enginefarm targets``: what the matrix holds, and where each value comes from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.cli.settings import load_settings
+
+if TYPE_CHECKING:
+    from orchestrator.matrix.layers import EffectiveTarget
+    from orchestrator.matrix.schema import Target
+    from orchestrator.matrix.select import Matrix
+
+app = typer.Typer(no_args_is_help=True, help="Show and check the target matrix.")
+
+Selectors = Annotated[list[str] | None, typer.Argument(help="Names, globs or label:NAME. Default: all.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def project_matrix() -> Matrix:
+    """The matrix of the project that the current folder is in: that of the nearest enginefarm.yaml, else the folder itself."""
+    from orchestrator.matrix.load import load_matrix
+
+    return load_matrix(load_settings(Path.cwd()).project)
+
+
+@app.command("list")
+def list_targets(selectors: Selectors = None, as_json: Json = False) -> None:
+    """List targets, one a line."""
+    chosen = project_matrix().select(selectors or [])
+    if as_json:
+        _print_json([effective.target.model_dump(mode="json") for effective in chosen])
+        return
+    rows: list[tuple[str, ...]] = [("TARGET", "TAG", "BACKEND", "VERSION", "CUDA", "CAPABILITY", "PLATFORM", "PRECISION", "FOR")]
+    rows += [_row(effective.target) for effective in chosen]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _row(target: Target) -> tuple[str, ...]:
+    backend = f"{target.backend} ({target.provider})" if target.provider else target.backend
+    capabilities = target.compute_capability
+    shown = f"{capabilities[0]} to {capabilities[-1]}" if len(capabilities) > 3 else ", ".join(capabilities)
+    version = target.tensorrt or target.tensorrt_rtx or "-"
+    return (
+        target.name,
+        target.tag,
+        backend,
+        version,
+        target.cuda or "-",
+        shown or "-",
+        target.platform,
+        target.precision,
+        target.description,
+    )
+
+
+@app.command("show")
+def show_target(
+    name: Annotated[str, typer.Argument(help="Name of one target.")],
+    model: Annotated[Path | None, typer.Option("--model", help="Lay the YAML beside this ONNX file over the target.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show one target after all layers, with where each value comes from."""
+    from orchestrator.errors import EMPTY_SELECTION, EnginefarmError
+    from orchestrator.matrix.load import apply_model, find_model_config
+
+    chosen = project_matrix().select([name])
+    if len(chosen) != 1:
+        names = ", ".join(effective.target.name for effective in chosen)
+        raise EnginefarmError(EMPTY_SELECTION, f'"{name}" means {len(chosen)} targets: {names}', fix="name one of them")
+    effective = chosen[0]
+    if model is not None:
+        effective = apply_model(effective, find_model_config(model), {})
+    if as_json:
+        sources = {field: _source_json(effective, field) for field in effective.sources}
+        _print_json({"target": effective.target.model_dump(mode="json"), "sources": sources})
+    else:
+        typer.echo(target_text(effective))
+
+
+def _source_json(effective: EffectiveTarget, field: str) -> dict[str, Any]:
+    source = effective.sources[field]
+    where = source.where
+    return {"layer": source.layer} | ({} if where is None else {key: value for key, value in vars(where).items() if value is not None})
+
+
+def target_text(effective: EffectiveTarget) -> str:
+    """A target as YAML that loads again, each line with its source as a comment."""
+    from orchestrator.matrix.schema import Profile
+    from orchestrator.matrix.shapes import format_profile
+
+    lines: list[tuple[str, str]] = []
+    for field in type(effective.target).model_fields:
+        value = getattr(effective.target, field)
+        source = str(effective.sources[field])
+        if isinstance(value, dict):
+            lines.append((f"{field}:" if value else f"{field}: {{}}", "" if value else source))
+            for key, profile in value.items():
+                text = format_profile(profile) if isinstance(profile, Profile) else str(profile)
+                lines.append((f"  {_yaml(key)}: {_yaml(text)}", str(effective.sources[f"{field}.{key}"])))
+        elif hasattr(value, "model_fields_set"):
+            lines.append((f"{field}:", ""))
+            for key in type(value).model_fields:
+                origin = effective.sources.get(f"{field}.{key}", "default")
+                lines.append((f"  {key}: {_yaml(getattr(value, key))}", str(origin)))
+        else:
+            lines.append((f"{field}: {_yaml(value)}", source))
+    width = max(len(text) for text, _ in lines if len(text) <= 60)
+    return "\n".join(f"{text.ljust(width)}  # {source}" if source else text for text, source in lines)
+
+
+def _yaml(value: Any) -> str:
+    """One value in flow style; every text in quotes, since JSON is YAML."""
+    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+
+
+@app.command("check")
+def check_targets(
+    files: Annotated[list[Path] | None, typer.Argument(help="Target files. Default: the whole matrix.", show_default=False)] = None,
+) -> None:
+    """Load the matrix and report every problem in it."""
+    from orchestrator.matrix.load import load_files
+
+    matrix = load_files(files) if files else project_matrix()
+    count = len(files or matrix.targets)
+    typer.echo(f"{count} target{'s are' if count != 1 else ' is'} fine")
+
+
+@app.command("schema")
+def schema(
+    check: Annotated[bool, typer.Option("--check", help="Exit 5 when targets/schema.json is not this schema.")] = False,
+) -> None:
+    """Print the JSON Schema of a target file."""
+    from orchestrator.errors import GENERATED_STALE, EnginefarmError, Where
+    from orchestrator.matrix.export import schema_text
+    from orchestrator.matrix.yaml_reader import display
+    from orchestrator.resources import builtin_targets
+
+    if not check:
+        typer.echo(schema_text(), nl=False)
+        return
+    path = builtin_targets() / "schema.json"
+    if not path.is_file() or path.read_text(encoding="utf-8") != schema_text():
+        name = display(path)
+        raise EnginefarmError(GENERATED_STALE, f"{name} is stale", where=Where(file=name), fix=f"enginefarm targets schema > {name}")
+    typer.echo(f"{display(path)} is current")
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))

@@ -1,0 +1,130 @@
+"""Writes what a run built for one model into ``artifacts/``: engines under their names, then the manifest, then ``latest.json``."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import orchestrator
+from orchestrator.artifacts.manifest import EngineRecord, Manifest, ModelRecord
+from orchestrator.artifacts.names import engine_file, manifest_file
+from orchestrator.artifacts.store import Release, finish_interrupted, read_manifest
+from orchestrator.pipeline.build import Outcome
+from orchestrator.pipeline.keys import file_digest
+from orchestrator.pipeline.options import BuildOptions
+from orchestrator.pipeline.prepare import PreparedModel
+from orchestrator.pipeline.record import tensor_record
+from orchestrator.pipeline.runfolder import RunFolder
+
+
+@dataclass(frozen=True)
+class Committed:
+    """``manifest`` is None when there was nothing to write; ``files`` maps a target to its engine in artifacts."""
+
+    model: str
+    version: int
+    revision: int
+    manifest: Path | None
+    files: dict[str, Path]
+    notes: tuple[str, ...] = ()
+
+
+def previous_engines(output: Path, model: PreparedModel) -> dict[str, tuple[EngineRecord, Path]]:
+    """Engines of the newest manifest of this very model version that still are what the manifest says."""
+    finish_interrupted(output, model.name)
+    path = output / model.name / f"v{model.version.version}" / manifest_file(model.name, model.version.version)
+    if not path.exists():
+        return {}
+    manifest = read_manifest(path)
+    if manifest.model.digest != model.model.digest:
+        return {}
+    found = {}
+    for record in manifest.engines:
+        if record.file is None:
+            continue
+        engine = path.parent / record.file
+        if engine.is_file() and file_digest(engine) == record.digest:
+            found[record.target] = (record, engine)
+    return found
+
+
+def _files(folder: Path, manifest: Manifest | None) -> dict[str, Path]:
+    return {record.target: folder / record.file for record in manifest.engines if record.file} if manifest else {}
+
+
+def commit_model(
+    options: BuildOptions, model: PreparedModel, outcomes: Sequence[Outcome], run: RunFolder, *, good: bool, on_wait: Callable[[str], None]
+) -> Committed:
+    """Write the outcomes of one model; ``good``: all that was asked for is good, so that ``latest.json`` may move.
+
+    Nothing is written when every build was reused as it was, or when nothing was built and there is no manifest to keep.
+    """
+    version = model.version.version
+    folder = options.output / model.name / f"v{version}"
+    changed = [outcome for outcome in outcomes if not outcome.cached and outcome.status != "skipped"]
+    if not changed:
+        current = folder / manifest_file(model.name, version)
+        manifest = read_manifest(current) if current.exists() else None
+        revision = manifest.revision if manifest else 0
+        return Committed(model.name, version, revision, current if manifest else None, _files(folder, manifest))
+    with Release(options.output, model.name, version, on_wait=on_wait) as release:
+        records = [_place(release, model, outcome) for outcome in outcomes]
+        path = release.commit(_manifest(model, records, run), move_latest=good)
+        if release.manifest is None:
+            raise AssertionError("a commit leaves its manifest")
+        note = () if release.latest_moved else (f"latest.json: {release.latest_note}",)
+        return Committed(model.name, version, release.manifest.revision, path, _files(folder, release.manifest), note)
+
+
+def _place(release: Release, model: PreparedModel, outcome: Outcome) -> EngineRecord:
+    """The record of one outcome; its engine under its name, or in quarantine when it failed."""
+    record = outcome.record
+    if outcome.status == "failed":
+        _quarantine(release, outcome)
+        return record
+    if outcome.status == "skipped" or outcome.engine is None:
+        return record
+    validated = outcome.status == "passed"
+    name = engine_file(model.name, model.version.version, record.tag, record.backend, validated=validated)
+    release.place(outcome.engine, name, digest=record.digest)
+    return record.model_copy(update={"file": name})
+
+
+def _quarantine(release: Release, outcome: Outcome) -> None:
+    evidence: dict[str, bytes | Path] = {"record.json": outcome.record.model_dump_json(indent=2).encode()}
+    if outcome.problem is not None:
+        evidence["problem.json"] = json.dumps(outcome.problem.as_dict(), indent=2, ensure_ascii=False).encode()
+        if outcome.problem.log and Path(outcome.problem.log).is_file():
+            evidence["worker.log"] = Path(outcome.problem.log)
+    release.quarantine(outcome.record.tag, outcome.engine, evidence)
+
+
+def _manifest(model: PreparedModel, records: Sequence[EngineRecord], run: RunFolder) -> Manifest:
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return Manifest(
+        model=ModelRecord(
+            name=model.name,
+            version=model.version.version,
+            digest=model.model.digest,
+            source=str(model.model.path),
+            inputs=tuple(tensor_record(tensor) for tensor in model.model.inputs),
+            outputs=tuple(tensor_record(tensor) for tensor in model.model.outputs),
+        ),
+        revision=1,  # counted by Release.commit, under its lock
+        run=run.id,
+        created_at=now,
+        enginefarm=orchestrator.__version__,
+        engines=tuple(records),
+        fallback=_fallback(model),
+    )
+
+
+def _fallback(model: PreparedModel) -> dict[str, str] | None:
+    """The TorchScript file that the model's YAML names, with its digest."""
+    if model.config is None or model.config.config.fallback is None:
+        return None
+    path = model.config.resolve(model.config.config.fallback)
+    return {"file": str(model.config.config.fallback), "digest": file_digest(path)}

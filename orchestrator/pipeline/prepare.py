@@ -1,0 +1,198 @@
+"""From what was asked to what can be done: models read and named, targets resolved, every (model, target) placed.
+
+Everything that is wrong with the request is found here, before the first build starts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.artifacts.names import check_model_name, model_name
+from orchestrator.artifacts.versions import VersionChoice, choose_version
+from orchestrator.errors import (
+    EMPTY_SELECTION,
+    MODEL_MISSING,
+    NAME_TAKEN,
+    PRECISION_IMPOSSIBLE,
+    TARGET_IMPOSSIBLE,
+    USAGE,
+    EnginefarmError,
+    Where,
+    flatten,
+    raise_all,
+)
+from orchestrator.farm.local import Placement, place
+from orchestrator.matrix.load import EffectiveTarget, LoadedModelConfig, Matrix, apply_model, find_model_config
+from orchestrator.matrix.schema import Profile
+from orchestrator.models.load import load_model
+from orchestrator.models.model import Model
+from orchestrator.models.profiles import resolve_profiles
+from orchestrator.pipeline.options import BuildOptions
+from orchestrator.pipeline.runfolder import RunFolder
+from orchestrator.runners.base import Runner
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """One model of the run; ``staged`` is the private folder with ``model.onnx`` and its external data."""
+
+    name: str
+    model: Model
+    staged: Path
+    config: LoadedModelConfig | None
+    version: VersionChoice
+
+
+@dataclass(frozen=True)
+class PreparedBuild:
+    """One (model, target): ``refusal`` says why nothing is built, when nothing is."""
+
+    model: PreparedModel
+    effective: EffectiveTarget
+    profiles: dict[str, Profile]
+    placement: Placement
+    refusal: EnginefarmError | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    builds: tuple[PreparedBuild, ...]
+    notes: tuple[tuple[str, str], ...]  # (model, text)
+    warnings: tuple[tuple[str, str], ...]
+
+
+def _natural(path: Path) -> list[Any]:
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.as_posix())]
+
+
+def find_models(arguments: Sequence[Path]) -> list[tuple[Path, Path | None]]:
+    """(model file, models folder or None) for each argument; a folder stands for every ``*.onnx`` below it."""
+    found: list[tuple[Path, Path | None]] = []
+    problems: list[EnginefarmError] = []
+    for argument in arguments:
+        if not argument.is_dir():
+            found.append((argument, None))
+            continue
+        below = sorted((path for path in argument.rglob("*.onnx") if not path.is_dir()), key=_natural)
+        visible = [path for path in below if not any(part.startswith(".") for part in path.relative_to(argument).parts)]
+        if not visible:
+            problems.append(
+                EnginefarmError(MODEL_MISSING, f"no .onnx file below {argument}", fix="give a model file or a folder that holds some")
+            )
+        found += [(path, argument) for path in visible]
+    raise_all(problems)
+    return found
+
+
+def _signature_name(options: BuildOptions, path: Path, root: Path | None, config: LoadedModelConfig | None) -> str:
+    name = model_name(path, root=root, config_name=config.config.name if config else None, option=options.name)
+    return check_model_name(name)
+
+
+def _prepare_model(options: BuildOptions, path: Path, root: Path | None, stage: Path) -> PreparedModel:
+    config = find_model_config(path)
+    name = _signature_name(options, path, root, config)
+    model = load_model(path, stage=stage)
+    version = choose_version(options.output, name, model.digest, model, requested=options.version, ci=options.ci)
+    return PreparedModel(name=name, model=model, staged=stage, config=config, version=version)
+
+
+def prepare_models(options: BuildOptions, run: RunFolder) -> list[PreparedModel]:
+    """Read, stage, name and version every model; all problems of all models at once."""
+    files = find_models(options.models)
+    if options.name is not None and len(files) > 1:
+        raise EnginefarmError(USAGE, f"--name names one model, but {len(files)} were given", fix="name each in its YAML: name: ...")
+    prepared: list[PreparedModel] = []
+    problems: list[EnginefarmError] = []
+    for number, (path, root) in enumerate(files):
+        try:
+            prepared.append(_prepare_model(options, path, root, run.work / f"model-{number}"))
+        except EnginefarmError as error:  # noqa: PERF203  (all models' problems at once)
+            problems += flatten(error)
+    problems += _same_names(prepared)
+    raise_all(problems)
+    return prepared
+
+
+def _same_names(models: Sequence[PreparedModel]) -> list[EnginefarmError]:
+    problems = []
+    seen: dict[str, PreparedModel] = {}
+    for model in models:
+        other = seen.setdefault(model.name.casefold(), model)
+        if other is not model:
+            problems.append(
+                EnginefarmError(
+                    NAME_TAKEN,
+                    f"{model.model.path} and {other.model.path} would both be named {model.name!r}",
+                    fix="give one of them another name in its YAML: name: ...",
+                )
+            )
+    return problems
+
+
+def _prepare_build(
+    options: BuildOptions, model: PreparedModel, row: EffectiveTarget, runners: Sequence[Runner]
+) -> tuple[PreparedBuild, tuple[str, ...]]:
+    try:
+        effective = apply_model(row, model.config, options.overrides(model.config.config if model.config else None))
+        _check_backend_takes(model, effective)
+    except EnginefarmError as error:
+        if error.kind not in (TARGET_IMPOSSIBLE, PRECISION_IMPOSSIBLE) or not options.available:
+            raise
+        return PreparedBuild(model, row, {}, Placement(None, None, {}, {}), refusal=error), ()
+    source = str(model.config.path) if model.config else str(model.model.path)
+    profiles, notes = resolve_profiles(model.model, effective.target.shapes, source=source)
+    return PreparedBuild(model, effective, profiles, place(effective.target, runners)), notes
+
+
+def _check_backend_takes(model: PreparedModel, effective: EffectiveTarget) -> None:
+    """Raise TARGET_IMPOSSIBLE when the model has what no TensorRT takes (string tensors, sequences, ...)."""
+    blockers = model.model.gpu_blockers
+    if blockers and effective.target.backend != "onnxruntime":
+        raise EnginefarmError(
+            TARGET_IMPOSSIBLE,
+            f"no TensorRT engine of this model can exist: {blockers[0]}",
+            where=where(model, effective.target.name),
+            why="; ".join(blockers[1:]) or None,
+            fix="build the onnxruntime targets only, or export the model without it",
+        )
+
+
+def prepare(options: BuildOptions, matrix: Matrix, runners: Sequence[Runner], run: RunFolder) -> Prepared:
+    """Everything the run will do. Raises EnginefarmError for whatever is wrong with the request."""
+    builds: list[PreparedBuild] = []
+    notes: dict[tuple[str, str], None] = {}
+    problems: list[EnginefarmError] = []
+    models = prepare_models(options, run)
+    for model in models:
+        reported: set[str] = set()
+        for row in matrix.select(options.selectors(model.config.config if model.config else None)):
+            try:
+                build, said = _prepare_build(options, model, row, runners)
+            except EnginefarmError as error:
+                # one message for a problem that every target has
+                fresh = [problem for problem in flatten(error) if problem.what not in reported]
+                reported |= {problem.what for problem in fresh}
+                problems += fresh
+                continue
+            builds.append(build)
+            notes |= {(model.name, text): None for text in said}
+    raise_all(problems)
+    if not builds:
+        raise EnginefarmError(EMPTY_SELECTION, "no target is selected", fix="see `enginefarm targets list`")
+    warnings = tuple((model.name, text) for model in models for text in model.model.warnings)
+    return Prepared(tuple(builds), tuple(notes), warnings)
+
+
+def in_ci() -> bool:
+    """Whether a CI system runs this: every common one sets ``CI``."""
+    return os.environ.get("CI", "").lower() not in ("", "0", "false")
+
+
+def where(model: PreparedModel, target: str) -> Where:
+    return Where(file=str(model.model.path), target=target)

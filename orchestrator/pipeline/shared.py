@@ -1,0 +1,226 @@
+"""Work that several targets of one model share: conversion, samples, reference outputs. Each is done once per run, when first asked for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from orchestrator.artifacts.manifest import ReferenceKind
+from orchestrator.errors import SAMPLES_BAD, EnginefarmError
+from orchestrator.matrix.schema import Profile, Target
+from orchestrator.models.convert import convert_precision, fp16_warnings
+from orchestrator.models.reference import reference_outputs
+from orchestrator.models.samples import load_samples, make_samples
+from orchestrator.pipeline.keys import digest_of, file_digest
+from orchestrator.pipeline.options import BuildOptions
+from orchestrator.pipeline.prepare import PreparedModel
+from orchestrator.portable.facts import version
+from orchestrator.runners.base import Cancel, Cancelled, Runner, Step
+
+T = TypeVar("T")
+
+Tensors = Sequence[Mapping[str, Any]]
+
+
+class Once:
+    """Computes each key once, in the thread that asks first; others wait for it and see its result or its exception."""
+
+    def __init__(self) -> None:
+        self._futures: dict[Any, Future[Any]] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: Any, make: Callable[[], T]) -> T:
+        with self._lock:
+            future = self._futures.get(key)
+            mine = future is None
+            if future is None:
+                future = self._futures[key] = Future()
+        if mine:
+            try:
+                future.set_result(make())
+            except BaseException as error:  # noqa: BLE001  (handed to every waiter, then raised here too)
+                future.set_exception(error)
+        return cast("T", future.result())
+
+
+@dataclass(frozen=True)
+class Samples:
+    """``items`` as models/samples.py makes them; ``digest`` over all inputs and expected outputs."""
+
+    items: tuple[dict[str, Any], ...]
+    digest: str
+
+    @property
+    def supplied(self) -> bool:
+        """Whether every sample brings its expected outputs."""
+        return bool(self.items) and all(item["expected"] for item in self.items)
+
+
+@dataclass(frozen=True)
+class References:
+    """Expected outputs per sample, and what they are from; ``outputs`` is None when there are none, ``reason`` then says why."""
+
+    kind: ReferenceKind | None
+    outputs: tuple[Tensors, ...] | None
+    reason: str = ""
+
+
+def strongly_typed(target: Target) -> bool:
+    """Whether the backend takes precision from the graph alone (docs/facts/precisions.yaml)."""
+    if target.backend != "tensorrt":
+        return True
+    return target.tensorrt is not None and version.compare(target.tensorrt, "11") >= 0
+
+
+class SharedWork:
+    """Shared work of one model; files lie under ``folder``."""
+
+    def __init__(self, model: PreparedModel, folder: Path, options: BuildOptions, runners: Sequence[Runner], cancel: Cancel) -> None:
+        self.model = model
+        self._folder = folder
+        self._options = options
+        self._runners = runners
+        self._cancel = cancel
+        self._once = Once()
+
+    def model_folder(self, target: Target) -> tuple[Path, tuple[str, ...]]:
+        """The folder with the ONNX that the backend gets (rewritten where it must be), and warnings."""
+        precision = target.precision if strongly_typed(target) else "fp32"
+        if precision == "fp32" and not (self.model.model.placeholder_dims and target.backend != "onnxruntime"):
+            weak_half = target.precision == "fp16" and not strongly_typed(target)
+            return self.model.staged, self._once.get("fp16 warnings", lambda: fp16_warnings(self.model.staged)) if weak_half else ()
+
+        def convert() -> tuple[Path, tuple[str, ...]]:
+            folder = self._folder / f"model-{precision}"
+            folder.mkdir(parents=True)
+            return folder, convert_precision(self.model.model, self.model.staged, folder, precision)
+
+        return self._once.get(("model", precision), convert)
+
+    def samples(self, target: Target, profiles: Mapping[str, Profile]) -> Samples:
+        key = digest_of([list(target.samples), {name: profile.model_dump(mode="json") for name, profile in profiles.items()}])
+
+        def make() -> Samples:
+            folder = self._folder / f"samples-{key[7:19]}"
+            folder.mkdir(parents=True)
+            if target.samples:
+                files = expand(target.samples)
+                items = load_samples(self.model.model, files, folder, profiles)
+            else:
+                items = make_samples(self.model.model, profiles, folder)
+            tensors = [tensor for item in items for tensor in (*item["inputs"], *(item["expected"] or ()))]
+            digests = [[tensor["name"], tensor["dtype"], list(tensor["shape"]), file_digest(tensor["file"])] for tensor in tensors]
+            return Samples(tuple(items), digest_of(digests))
+
+        return self._once.get(("samples", key), make)
+
+    def references(self, samples: Samples, target: Target) -> References:
+        """Supplied outputs, else onnx.reference within its budget, else ONNX Runtime on the CPU (which is the same runtime for ``cpu``)."""
+        if samples.supplied:
+            return References("supplied", tuple(item["expected"] for item in samples.items))
+
+        def independent() -> References:
+            folder = self._folder / f"reference-{samples.digest[7:19]}"
+            folder.mkdir(parents=True)
+            found = reference_outputs(
+                self.model.staged / "model.onnx",
+                samples.items,
+                folder,
+                budget_seconds=target.validation.reference_budget,
+                memory_bytes=self._options.memory,
+                cancel=self._cancel,
+            )
+            if found.outputs is None:
+                return References(None, None, found.reason or "onnx.reference gave no outputs")
+            return References("onnx.reference", tuple(found.outputs))
+
+        reference = self._once.get(("reference", samples.digest, target.validation.reference_budget), independent)
+        if reference.outputs is not None:
+            return reference
+        runtime = self._once.get(("runtime", samples.digest), lambda: self._runtime_reference(samples, target))
+        if runtime.outputs is None:
+            return References(None, None, f"{reference.reason}; {runtime.reason}")
+        same = target.backend == "onnxruntime" and target.provider != "cuda"
+        return References("same-runtime" if same else "onnxruntime-cpu", runtime.outputs, reference.reason)
+
+    def _runtime_reference(self, samples: Samples, target: Target) -> References:
+        """ONNX Runtime CPU on the model as given."""
+        able = [runner for runner in self._runners if "version" in runner.host()["backends"]["onnxruntime"]]
+        if not able:
+            return References(None, None, "no runner has ONNX Runtime")
+        folder = self._folder / f"runtime-{samples.digest[7:19]}"
+        folder.mkdir(parents=True)
+        engine = {f"model/{name}": path for name, path in staged_files(self.model.staged).items()}
+        request, inputs = validate_request("onnxruntime", "cpu", "model/model.onnx", samples, warmup=0, runs=1, soak=0.0)
+        step = Step(request=request, inputs={**engine, **inputs}, timeout_seconds=target.limits.validate_timeout)
+        try:
+            answer = able[0].run(step, folder, _ignore, self._cancel)
+        except Cancelled:
+            raise
+        except EnginefarmError as error:
+            return References(None, None, f"ONNX Runtime: {error.what}")
+        if not answer.result["ok"]:
+            return References(None, None, f"ONNX Runtime: {answer.result['error']['message']}")
+        return References("onnxruntime-cpu", step_outputs(answer.result, answer.folder))
+
+
+def _ignore(_event: object) -> None:
+    """A reference run is no step of a build: its phases are nobody's progress."""
+
+
+def expand(names: Sequence[str]) -> list[Path]:
+    """Sample files, globs expanded in sorted order; raises EnginefarmError(SAMPLES_BAD) for a glob that matches nothing."""
+    files: list[Path] = []
+    for name in names:
+        path = Path(name)
+        if path.exists() or not any(mark in name for mark in "*?["):
+            files.append(path)
+            continue
+        found = sorted(Path(path.anchor or ".").glob(str(path.relative_to(path.anchor))))
+        if not found:
+            raise EnginefarmError(
+                SAMPLES_BAD, f"no file matches samples: {name}", fix="make the samples, or correct the path in the model's YAML"
+            )
+        files += found
+    return files
+
+
+def staged_files(folder: Path) -> dict[str, Path]:
+    """Path inside the folder -> file, for every file of a staged model."""
+    return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def validate_request(
+    backend: str,
+    provider: str | None,
+    engine: str,
+    samples: Samples,
+    *,
+    warmup: int,
+    runs: int,
+    soak: float,
+    plugins: Sequence[str] = (),
+    compute_capability: Sequence[str] = (),
+) -> tuple[dict[str, Any], dict[str, Path]]:
+    """A validate request (portable/worker/protocol.py) and the sample files it needs."""
+    inputs: dict[str, Path] = {}
+    described = []
+    for number, item in enumerate(samples.items):
+        tensors = []
+        for position, tensor in enumerate(item["inputs"]):
+            name = f"samples/{number}/{position}.bin"
+            inputs[name] = Path(tensor["file"])
+            tensors.append({"name": tensor["name"], "dtype": tensor["dtype"], "shape": list(tensor["shape"]), "file": name})
+        described.append({"name": item["name"], "inputs": tensors})
+    request: dict[str, Any] = {"step": "validate", "backend": backend, "provider": provider, "engine": engine, "plugins": list(plugins)}
+    request["compute_capability"] = list(compute_capability)
+    return {**request, "samples": described, "warmup": warmup, "runs": runs, "soak_seconds": soak}, inputs
+
+
+def step_outputs(result: Mapping[str, Any], folder: Path) -> tuple[Tensors, ...]:
+    """The outputs of a validate result, in the order of the samples, with ``file`` as a path on this machine."""
+    return tuple([{**tensor, "file": folder / tensor["file"]} for tensor in sample["outputs"]] for sample in result["outputs"])

@@ -1,0 +1,246 @@
+"""A runner on this machine: one killable process per step, with a named Python interpreter."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import stat
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from orchestrator import errors
+from orchestrator.errors import EnginefarmError
+from orchestrator.portable.worker.errors import kind_of_text
+from orchestrator.portable.worker.main import EXIT_WRITTEN, PARENT_VARIABLE
+from orchestrator.portable.worker.protocol import HOST_SCHEMA, REQUEST_SCHEMA, RESULT_SCHEMA
+from orchestrator.runners.base import Cancel, Cancelled, Host, Step, StepResult, WorkerEvent
+from orchestrator.runners.bundle import worker_pyz
+from orchestrator.runners.supervise import Ended, supervise
+
+MOST_SLOTS = 8
+PROBE_SECONDS = 120.0
+_RESULT_LIMIT = 64 << 20
+_LOG_TAIL_BYTES = 4096
+# What a step may see of this process's environment: where programs and libraries are, and which GPUs are its own.
+_PASSED = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+
+
+class ProcessRunner:
+    """Runs ``python -I worker.pyz request.json`` in the step's folder; packages of that interpreter stay importable.
+
+    ``slots``: steps at a time, by default one per CPU, at most 8 (builders are single-threaded and hold the model several times).
+    """
+
+    kind = "process"
+
+    def __init__(self, name: str, python: str | Path | None = None, slots: int | None = None, labels: tuple[str, ...] = ()) -> None:
+        self.name = name
+        self.python = str(python or sys.executable)
+        self.slots = slots or min(_cpus(), MOST_SLOTS)
+        self.labels = labels
+        self._host: Host | None = None
+        self._host_lock = threading.Lock()
+
+    def host(self) -> Host:
+        """The host description; probed once, then remembered. Raises EnginefarmError RUNNER_BROKEN."""
+        with self._host_lock:
+            if self._host is None:
+                self._host = self._probe()
+            return self._host
+
+    def run(self, step: Step, folder: Path, on_event: Callable[[WorkerEvent], None], cancel: Cancel) -> StepResult:
+        """Run ``step`` in the new, empty ``folder``. Raises what runners/base.py says.
+
+        Inputs that are read-only files are linked into the folder, others are copied, so that no step can write to them.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        log = folder / "worker.log"
+        nonce = secrets.token_hex(16)
+        limits = {"memory_bytes": step.memory_bytes}
+        request = {**step.request, "schema": REQUEST_SCHEMA, "nonce": nonce, "limits": limits}
+        try:
+            for name, source in step.inputs.items():
+                _place(source, folder, name)
+            (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
+            ended = self._supervise("request.json", folder, nonce, log, step.timeout_seconds, on_event, cancel)
+        except OSError as error:
+            raise _os_problem(error, self.name) from error
+        finally:
+            for scratch in ("home", "tmp"):
+                shutil.rmtree(folder / scratch, ignore_errors=True)
+        _raise_for_end(ended, log, step)
+        return StepResult(result=_read_result(folder, request, log), folder=folder, log=log, seconds=ended.seconds)
+
+    def _supervise(
+        self,
+        argument: str,
+        folder: Path,
+        nonce: str,
+        log: Path,
+        timeout_seconds: float,
+        on_event: Callable[[WorkerEvent], None],
+        cancel: Cancel,
+    ) -> Ended:
+        return supervise(
+            [self.python, "-I", str(worker_pyz()), argument],
+            folder=folder,
+            environment=_environment(folder),
+            nonce=nonce,
+            log=log,
+            timeout_seconds=timeout_seconds,
+            on_event=on_event,
+            cancel=cancel,
+        )
+
+    def _probe(self) -> Host:
+        """Run the probe step; its answer travels as any result does."""
+        with tempfile.TemporaryDirectory(prefix="enginefarm-probe-") as place:
+            step = Step(request={"step": "probe"}, timeout_seconds=PROBE_SECONDS)
+            try:
+                result = self.run(step, Path(place), lambda _: None, Cancel()).result
+            except EnginefarmError as error:
+                raise self._broken(error.what, error.why) from error
+        host = result.get("host")
+        if not result["ok"] or not isinstance(host, dict) or host.get("schema") != HOST_SCHEMA:
+            raise self._broken((result.get("error") or {}).get("message", "it described no host"), None)
+        return host
+
+    def _broken(self, what: str, why: str | None) -> EnginefarmError:
+        return EnginefarmError(
+            errors.RUNNER_BROKEN,
+            f"runner {self.name} cannot be asked what it is: {what}",
+            why=why,
+            fix=f"check that `{self.python} --version` says 3.6 or newer",
+        )
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """A scrubbed environment: an allow-list, and home and temporary files inside the step's folder."""
+    passed = {name: os.environ[name] for name in _PASSED if name in os.environ}
+    for name in ("home", "tmp"):
+        (folder / name).mkdir(exist_ok=True)
+    absolute = folder.resolve()
+    own = {"HOME": str(absolute / "home"), "TMPDIR": str(absolute / "tmp"), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return {"LANG": "C.UTF-8", **passed, **own, PARENT_VARIABLE: str(os.getpid())}
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _safe(name: object) -> bool:
+    return isinstance(name, str) and bool(name) and not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts
+
+
+def _place(source: Path, folder: Path, name: str) -> None:
+    """Put ``source`` at ``name`` in ``folder``, read-only. Raises OSError; ValueError for a name that leaves the folder."""
+    if not _safe(name):
+        raise ValueError(f"input name {name!r} leaves the step's folder")
+    target = folder / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    real = source.resolve(strict=True)
+    if not real.stat().st_mode & 0o222:
+        try:
+            os.link(real, target)
+        except OSError:  # another file system, or one without links
+            pass
+        else:
+            return
+    shutil.copyfile(real, target)
+    target.chmod(0o444)
+
+
+def _os_problem(error: OSError, runner: str) -> EnginefarmError:
+    if kind_of_text(str(error)) == "disk-full":
+        return EnginefarmError(
+            errors.DISK, f"no space for the step's files: {error}", fix="free some space, or set TMPDIR or --output elsewhere"
+        )
+    return EnginefarmError(errors.RUNNER_BROKEN, f"runner {runner} could not start the step: {error}")
+
+
+def _raise_for_end(ended: Ended, log: Path, step: Step) -> None:
+    """Raise for every end that left no result to read."""
+    if ended.stopped == "cancelled":
+        raise Cancelled
+    name = step.request["step"]
+    if ended.stopped == "timeout":
+        raise EnginefarmError(
+            errors.STEP_TIMEOUT,
+            f"the {name} step was ended after {step.timeout_seconds:g} s",
+            fix=f"give it more time: limits.{name}_timeout in the target, or --{name}-timeout",
+            log=str(log),
+        )
+    if ended.code == EXIT_WRITTEN:
+        return
+    tail = log_tail(log)
+    kind = kind_of_text(tail)
+    if kind == "disk-full":
+        raise EnginefarmError(errors.DISK, f"the {name} step ran out of disk space", why=tail, log=str(log))
+    if kind == "out-of-memory":
+        limit = f"its limit was {step.memory_bytes} bytes" if step.memory_bytes else "no limit was set"
+        raise EnginefarmError(errors.STEP_MEMORY, f"the {name} step ran out of memory and died ({limit})", why=tail, log=str(log))
+    raise EnginefarmError(
+        errors.STEP_CRASHED, f"the {name} step's process {_death(ended.code)}", why=_cause(ended.code, tail), log=str(log)
+    )
+
+
+def _death(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code} and left no result"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def _cause(code: int, tail: str) -> str | None:
+    if code == -signal.SIGKILL:
+        return (
+            "something outside sent it; the kernel does that when memory is short (`dmesg` would say so), so may a person or a supervisor"
+        )
+    return tail or None
+
+
+def log_tail(log: Path) -> str:
+    """The last lines of a step's log, printable, at most a few kilobytes."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES, 0))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    lines = ["".join(c if c.isprintable() else " " for c in line) for line in text.splitlines()[-8:]]
+    return "\n".join(lines).strip()
+
+
+def _read_result(folder: Path, request: Mapping[str, Any], log: Path) -> Mapping[str, Any]:
+    """``result.json``, checked: of this protocol and step, and every file it names a regular file inside the folder."""
+    path = folder / "result.json"
+    try:
+        if path.stat().st_size > _RESULT_LIMIT:
+            raise ValueError("it is too large")
+        result = json.loads(path.read_bytes())
+        if not isinstance(result, dict) or result.get("schema") != RESULT_SCHEMA or result.get("step") != request["step"]:
+            raise ValueError("it is not a result of this step")
+        if not isinstance(result.get("ok"), bool) or not (result["ok"] or isinstance(result.get("error"), dict)):
+            raise ValueError("it does not say how the step ended")
+        for name in _named_files(result):
+            if not _safe(name) or not stat.S_ISREG((folder / name).lstat().st_mode):
+                raise ValueError(f"it names {name!r}, which is no file of the step")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise EnginefarmError(
+            errors.STEP_CRASHED, f"the {request['step']} step left no usable result: {error}", why=log_tail(log) or None, log=str(log)
+        ) from error
+    return result
+
+
+def _named_files(result: Mapping[str, Any]) -> list[Any]:
+    engine = [result["engine"]["file"]] if result.get("engine") else []
+    return engine + [tensor["file"] for sample in result.get("outputs") or [] for tensor in sample["outputs"]]

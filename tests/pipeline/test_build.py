@@ -1,0 +1,317 @@
+"""The whole way of a build, as a user runs it, with the real backends."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from .conftest import Project
+
+Net = Callable[..., Path]
+
+
+def test_cpu_engine_passes_against_an_independent_reference(project: Project, net: Net) -> None:
+    net()
+    answer = project.build("net.onnx", "--target", "cpu")
+    assert answer.code == 0, answer.err
+    assert answer.builds["cpu"]["status"] == "passed"
+    record = project.record("cpu")
+    assert record["file"] == "net_v1_cpu.onnx"
+    engine = project.folder / "artifacts/net/v1" / record["file"]
+    assert record["digest"] == "sha256:" + hashlib.sha256(engine.read_bytes()).hexdigest()
+    assert record["size_bytes"] == engine.stat().st_size
+    verdict = record["verdict"]
+    assert verdict["reference"] == "onnx.reference"
+    assert verdict["outputs"][0]["name"] == "y"
+    assert verdict["outputs"][0]["max_abs"] < 1e-4
+    assert record["profiles"]["x"] == {"min": [1, 3, 8, 8], "opt": [1, 3, 8, 8], "max": [8, 3, 8, 8]}
+    assert record["built_on"]["platform"]
+    latest = json.loads((project.folder / "artifacts/net/latest.json").read_bytes())
+    assert latest["version"] == 1
+    assert latest["targets"] == {"cpu": "passed"}
+
+
+def test_the_default_profile_of_a_batch_dimension_is_printed(project: Project, net: Net) -> None:
+    net()
+    answer = project.build("net.onnx", "--target", "cpu")
+    assert "note: net: " in answer.err
+    assert "batch" in answer.err or "1x3x8x8" in answer.err
+
+
+def test_nothing_is_built_twice_and_force_builds_again(project: Project, net: Net) -> None:
+    net()
+    project.build("net.onnx", "--target", "cpu")
+    again = project.build("net.onnx", "--target", "cpu")
+    assert again.builds["cpu"]["cached"] is True
+    assert project.manifest()["revision"] == 1
+    forced = project.build("net.onnx", "--target", "cpu", "--force")
+    assert forced.builds["cpu"]["cached"] is False
+    assert project.manifest()["revision"] == 2
+    archived = list((project.folder / "artifacts/net/v1/manifests").iterdir())
+    assert len(archived) == 1
+
+
+def test_renaming_the_file_changes_nothing_but_the_name(project: Project, net: Net) -> None:
+    path = net()
+    project.build("net.onnx", "--target", "cpu")
+    path.rename(project.folder / "other.onnx")
+    answer = project.build("other.onnx", "--target", "cpu", "--name", "net")
+    assert answer.builds["cpu"]["cached"] is True
+
+
+def test_an_engine_changed_on_disk_is_built_again(project: Project, net: Net) -> None:
+    net()
+    project.build("net.onnx", "--target", "cpu")
+    engine = project.folder / "artifacts/net/v1/net_v1_cpu.onnx"
+    engine.write_bytes(engine.read_bytes() + b"\0")
+    answer = project.build("net.onnx", "--target", "cpu")
+    assert answer.builds["cpu"]["cached"] is False
+    assert project.record("cpu")["digest"] == "sha256:" + hashlib.sha256(engine.read_bytes()).hexdigest()
+
+
+def test_new_weights_are_a_new_version_and_v10_follows_v9(project: Project, net: Net) -> None:
+    net()
+    project.build("net.onnx", "--target", "cpu", "--model-version", "9")
+    net(seed=1)
+    answer = project.build("net.onnx", "--target", "cpu")
+    assert answer.json["models"][0]["version"] == 10
+    net(seed=2)
+    assert project.build("net.onnx", "--target", "cpu").json["models"][0]["version"] == 11
+
+
+def test_in_ci_the_version_is_not_guessed(project: Project, net: Net) -> None:
+    net()
+    answer = project.build("net.onnx", "--target", "cpu", env={"CI": "true"})
+    assert answer.code == 2
+    assert "--model-version" in answer.err
+    assert project.build("net.onnx", "--target", "cpu", "--model-version", "1", env={"CI": "true"}).code == 0
+    assert project.build("net.onnx", "--target", "cpu", env={"CI": "true"}).code == 0
+
+
+def test_a_name_taken_by_an_unrelated_model_is_an_error(project: Project, net: Net) -> None:
+    net()
+    project.build("net.onnx", "--target", "cpu")
+    net(seed=1, output="other")
+    answer = project.build("net.onnx", "--target", "cpu")
+    assert answer.code == 2
+    assert "EF211" in answer.err
+
+
+def test_a_target_without_runner_is_exit_3_and_is_skipped_with_available(project: Project, net: Net) -> None:
+    net()
+    required = project.build("net.onnx", "--target", "jetson-cu102", "--target", "cpu")
+    assert required.code == 3
+    assert required.builds["jetson-cu102"]["status"] == "skipped"
+    assert "linux/arm64" in required.builds["jetson-cu102"]["reason"]
+    assert required.builds["cpu"]["status"] == "passed"
+    assert project.build("net.onnx", "--target", "jetson-cu102", "--available").code == 0
+
+
+def test_no_validate_is_unvalidated_and_not_green(project: Project, net: Net) -> None:
+    net()
+    answer = project.build("net.onnx", "--target", "cpu", "--no-validate")
+    assert answer.code == 3
+    assert answer.builds["cpu"]["status"] == "unvalidated"
+    assert project.engines() == ["net_v1_cpu.unvalidated.onnx"]
+    validated = project.build("net.onnx", "--target", "cpu")
+    assert validated.code == 0
+    assert project.engines() == ["net_v1_cpu.onnx"]
+    assert project.record("cpu")["verdict"]["status"] == "passed"
+
+
+def test_supplied_outputs_are_the_reference(project: Project, net: Net) -> None:
+    net(dims=(1, 3, 8, 8))
+    (project.folder / "samples").mkdir()
+    inputs = np.zeros((1, 3, 8, 8), np.float32)
+    np.savez(project.folder / "samples/a.npz", x=inputs, y=np.zeros((1, 4, 8, 8), np.float32))
+    (project.folder / "net.yaml").write_text("samples: [samples/*.npz]\n")
+    answer = project.build("net.onnx", "--target", "cpu")
+    assert answer.code == 0, answer.err
+    assert project.record("cpu")["verdict"]["reference"] == "supplied"
+
+
+def test_a_wrong_reference_fails_the_build_and_leaves_no_tagged_engine(project: Project, net: Net) -> None:
+    net(dims=(1, 3, 8, 8))
+    wrong = np.full((1, 4, 8, 8), 5, np.float32)
+    np.savez(project.folder / "a.npz", x=np.zeros((1, 3, 8, 8), np.float32), y=wrong)
+    (project.folder / "net.yaml").write_text("samples: [a.npz]\n")
+    answer = project.build("net.onnx", "--target", "cpu")
+    assert answer.code == 1
+    assert answer.builds["cpu"]["status"] == "failed"
+    assert "256 of 256 values differ" in answer.builds["cpu"]["reason"]
+    assert project.engines() == []
+    quarantine = project.folder / "artifacts/net/v1/quarantine/cpu"
+    assert {path.name for path in quarantine.iterdir()} >= {"engine.onnx", "record.json", "problem.json"}
+    assert not (project.folder / "artifacts/net/latest.json").exists()
+
+
+def test_a_failed_rebuild_keeps_the_good_engine(project: Project, net: Net) -> None:
+    net(dims=(1, 3, 8, 8))
+    project.build("net.onnx", "--target", "cpu")
+    digest = project.record("cpu")["digest"]
+    answer = project.build("net.onnx", "--target", "cpu", "--force", "--build-timeout", "0.1")
+    assert answer.code == 1
+    assert answer.builds["cpu"]["problem"]["code"] == "EF303"
+    assert project.record("cpu")["digest"] == digest
+    assert project.engines() == ["net_v1_cpu.onnx"]
+
+
+def test_without_reference_it_is_self_consistent_and_not_green(project: Project, net: Net) -> None:
+    net(dims=(1, 3, 8, 8))
+    (project.folder / "targets").mkdir()
+    (project.folder / "targets/cpu.yaml").write_text("validation: {reference_budget: 0.01}\n")
+    answer = project.build("net.onnx", "--target", "cpu")
+    assert answer.code == 3
+    assert answer.builds["cpu"]["status"] == "self-consistent"
+    assert project.record("cpu")["verdict"]["reference"] == "same-runtime"
+    assert project.engines() == ["net_v1_cpu.unvalidated.onnx"]
+    assert project.build("net.onnx", "--target", "cpu", "--allow-unvalidated").code == 0
+
+
+def test_a_dynamic_model_without_shapes_shows_what_to_paste(project: Project, net: Net) -> None:
+    net(dims=("batch", 3, "h", "w"))
+    answer = project.build("net.onnx", "--target", "cpu")
+    assert answer.code == 2
+    assert "shapes:" in answer.err
+    assert "--shape" in answer.err
+    given = project.build("net.onnx", "--target", "cpu", "--shape", "x:1x3x8x8:1x3x8x16:2x3x16x16")
+    assert given.code == 0, given.err
+    assert project.record("cpu")["profiles"]["x"]["opt"] == [1, 3, 8, 16]
+
+
+def test_two_models_and_a_folder_are_built_in_one_run(project: Project, net: Net) -> None:
+    (project.folder / "models/seg").mkdir(parents=True)
+    net("models/a.onnx")
+    net("models/seg/b.onnx", seed=3)
+    answer = project.build("models", "--target", "cpu")
+    assert answer.code == 0, answer.err
+    assert [model["name"] for model in answer.json["models"]] == ["a", "seg__b"]
+
+
+def test_json_is_the_only_thing_on_standard_output_and_events_are_json_lines(project: Project, net: Net) -> None:
+    net()
+    answer = project.run("build", "net.onnx", "--target", "cpu", "--json", "--progress", "json")
+    assert answer.json["exit_code"] == 0
+    events = [json.loads(line) for line in answer.err.splitlines()]
+    names = [event["event"] for event in events]
+    assert names[0] == "run-started"
+    assert names[-1] == "run-finished"
+    assert {"step-started", "step-phase", "step-finished", "build-finished", "note"} <= set(names)
+
+
+def test_a_misspelt_target_gets_a_suggestion_before_anything_is_read(project: Project) -> None:
+    answer = project.build("missing.onnx", "--target", "cup")
+    assert answer.code == 2
+    assert "cpu" in answer.err
+
+
+def test_a_name_with_spaces_and_shell_words_stays_text(project: Project, net: Net) -> None:
+    net("lane $(touch x) net.onnx")
+    answer = project.build("lane $(touch x) net.onnx", "--target", "cpu")
+    assert answer.code == 0, answer.err
+    assert not (project.folder / "x").exists()
+    record = project.record("cpu", "lane $(touch x) net")
+    assert "'lane $(touch x) net.onnx'" in record["reproduce"]
+
+
+def test_a_name_with_a_colon_is_refused_with_a_way_out(project: Project, net: Net) -> None:
+    net("lane:v2.onnx")
+    answer = project.build("lane:v2.onnx", "--target", "cpu")
+    assert answer.code == 2
+    assert "EF110" in answer.err
+    assert "--name" in answer.err
+
+
+def test_dry_run_says_what_would_happen_and_builds_nothing(project: Project, net: Net) -> None:
+    net()
+    answer = project.run("build", "net.onnx", "--available", "--dry-run", "--json")
+    assert answer.code == 0
+    actions = {line["target"]: line["action"] for line in answer.json["builds"]}
+    assert actions["cpu"] == "build"
+    assert actions["jetson-cu102"] == "skip"
+    assert not (project.folder / "artifacts").exists()
+
+
+def test_enginefarm_yaml_gives_way_to_the_model_and_the_command_line(project: Project, net: Net) -> None:
+    net()
+    (project.folder / "enginefarm.yaml").write_text("targets: [cpu, ort-cuda]\navailable: true\n")
+    assert set(project.build("net.onnx").builds) == {"cpu", "ort-cuda"}
+    (project.folder / "net.yaml").write_text("targets: [cpu]\n")
+    assert set(project.build("net.onnx").builds) == {"cpu"}
+    assert set(project.build("net.onnx", "-t", "ort-cuda").builds) == {"ort-cuda"}
+
+
+def test_the_table_names_each_engine_and_counts_only_passed_as_passed(project: Project, net: Net) -> None:
+    net()
+    answer = project.run("build", "net.onnx", "--target", "cpu", "--target", "volta-cu118", "--available")
+    lines = answer.out.splitlines()
+    assert lines[0] == "net v1"
+    assert any("net_v1_cpu.onnx" in line and "passed" in line for line in lines)
+    assert any(line.startswith("volta-cu118") and "7.0" in line for line in lines)
+    assert lines[-1].startswith("1 passed, 1 skipped in ")
+
+
+@pytest.mark.rtx
+class TestRtx:
+    def test_multi_capability_engines_are_built_without_a_gpu(self, project: Project, net: Net) -> None:
+        net()
+        answer = project.build("net.onnx", "--target", "rtx-*", "--allow-unvalidated", "-j", "2")
+        assert answer.code == 0, answer.err
+        assert {build["status"] for build in answer.builds.values()} == {"unvalidated"}
+        assert "no runner with compute capability 8.9" in answer.builds["rtx-ada"]["reason"]
+        ampere = project.record("rtx-ampere")
+        assert ampere["compute_capability"] == ["8.0", "8.6"]
+        assert ampere["file"] == "net_v1_rtx-ampere.unvalidated.engine"
+        assert ampere["backend_version"].startswith("1.7.1")
+        head = (project.folder / "artifacts/net/v1" / ampere["file"]).read_bytes()[:64]
+        assert head[:4] == b"vtrt"
+        assert int.from_bytes(head[32:36], "little") == 2 | 4
+
+    def test_unvalidated_engines_fail_the_run_unless_allowed(self, project: Project, net: Net) -> None:
+        net()
+        assert project.build("net.onnx", "--target", "rtx-ada").code == 3
+
+    def test_turing_refuses_fp32_matrix_products_and_takes_fp16(self, project: Project, net: Net) -> None:
+        net(product=True)
+        answer = project.build("net.onnx", "--target", "rtx-turing", "--precision", "fp32", "--allow-unvalidated")
+        assert answer.code == 1
+        problem = answer.builds["rtx-turing"]["problem"]
+        assert problem["code"] == "EF301"
+        assert "7.5" in problem["what"]
+        half = project.build("net.onnx", "--target", "rtx-turing", "--allow-unvalidated")
+        assert half.code == 0, half.err
+        assert half.builds["rtx-turing"]["precision"] == "fp16"
+
+    def test_one_failure_does_not_stop_the_others_unless_asked(self, project: Project, net: Net) -> None:
+        net(product=True)
+        words = ("net.onnx", "-t", "rtx-turing", "-t", "cpu", "--precision", "fp32", "--allow-unvalidated")
+        both = project.build(*words)
+        assert both.code == 1
+        assert both.builds["cpu"]["status"] == "passed"
+        assert "latest.json" not in {path.name for path in (project.folder / "artifacts/net").iterdir()}
+
+    def test_a_precision_that_the_hardware_lacks_is_said_before_building(self, project: Project, net: Net) -> None:
+        net()
+        answer = project.build("net.onnx", "--target", "rtx-turing", "--precision", "bf16")
+        assert answer.code == 2
+        assert "bf16" in answer.err
+
+    def test_the_recorded_command_builds_the_engine_again(self, project: Project, net: Net) -> None:
+        import shlex
+
+        net()
+        project.build("net.onnx", "--target", "rtx-ada", "--allow-unvalidated")
+        first: dict[str, Any] = project.record("rtx-ada")
+        words = shlex.split(project.run("repro", "artifacts/net/v1/net_v1.json", "rtx-ada").out)
+        assert words[:2] == ["enginefarm", "build"]
+        assert project.run(*words[1:]).code == 0
+        second = project.record("rtx-ada")
+        assert second["build_key"] == first["build_key"]
+        assert second["built_at"] >= first["built_at"]
+        assert project.manifest()["revision"] == 2
