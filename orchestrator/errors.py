@@ -176,6 +176,16 @@ REGISTRY_CERTIFICATE = Kind("EF417", Exit.INFRASTRUCTURE, "the registry's certif
 REGISTRY_ANSWER = Kind("EF418", Exit.INFRASTRUCTURE, "the registry's answer cannot be used")
 IMAGE_OFFLINE = Kind("EF419", Exit.INFRASTRUCTURE, "the image is not on the engine")
 
+# EF42x: Docker engines
+ENGINE_UNREACHABLE = Kind("EF420", Exit.INFRASTRUCTURE, "the Docker engine does not answer")
+ENGINE_TLS = Kind("EF421", Exit.INFRASTRUCTURE, "the Docker engine's certificates do not fit")
+ENGINE_LOST = Kind("EF422", Exit.INFRASTRUCTURE, "the Docker engine went away during a step")
+ENGINE_REFUSED = Kind("EF423", Exit.INFRASTRUCTURE, "the Docker engine refused")
+GPU_ACCESS = Kind("EF424", Exit.INFRASTRUCTURE, "the engine cannot give containers a GPU")
+GPU_DEVICE = Kind("EF425", Exit.INFRASTRUCTURE, "a GPU's device node is missing")
+GPU_TAKEN = Kind("EF426", Exit.INFRASTRUCTURE, "another run took over the GPU")
+IMAGE_UNFIT = Kind("EF427", Exit.FAILED, "the image cannot run the worker")
+
 # EF5xx, EF6xx: generated files, verification
 GENERATED_STALE = Kind("EF500", Exit.STALE, "generated file is stale")
 IMAGE_NOT_LOCKED = Kind("EF501", Exit.STALE, "image is not locked")

@@ -52,7 +52,8 @@ def main() -> None:
         print(error, file=sys.stderr)
         sys.exit(USAGE)
     sys.stdout.flush()
-    os.execv(BIN / program, [program, *arguments])
+    # With its whole path: Python finds its venv by the name it was started under
+    os.execv(BIN / program, [str(BIN / program), *arguments])
 
 
 if __name__ == "__main__":

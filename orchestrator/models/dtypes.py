@@ -35,7 +35,7 @@ _TYPES: dict[int, tuple[str, int]] = {
 }
 _BITS = dict(_TYPES.values())
 
-# docs/facts/tensorrt_rtx_without_gpu.md: what the ONNX parser converts; float64 is computed as float32
+# docs/facts/rtx.yaml: what the ONNX parser converts; float64 is computed as float32
 _GPU_IO = frozenset({"float32", "float16", "bfloat16", "float64", "int8", "uint8", "int32", "int64", "bool", "float8_e4m3fn"})
 _GPU_ONLY_INTO_DEQUANTIZE = frozenset({"int4", "uint4", "float4_e2m1fn"})
 

@@ -1,7 +1,7 @@
 """float16 conversion of an ONNX graph; runs in the child process that convert.py starts.
 
 The work is done by ``onnxruntime.transformers.float16``, with what it needs to give a graph that TensorRT-RTX takes
-(docs/facts/tensorrt_rtx_without_gpu.md, section 6, lists what breaks without):
+(docs/facts/rtx.yaml lists what breaks without):
 
 * sizes and coordinates stay float32: values computed from shapes alone (Shape, Size, Range) are not data, float16
   counts only to 2048, and the compiler refuses a Range whose result it should give as float16

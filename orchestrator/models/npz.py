@@ -113,7 +113,7 @@ def _mismatches(header: _Header, info: TensorInfo, profile: Profile | None) -> l
     if wrong:
         problems.append((f"has the shape {list(header.shape)}, the model wants {_shape_text(info.shape)}", None))
     elif profile is not None:
-        sizes = zip(header.shape, profile.min, profile.max, strict=True)
+        sizes = zip(header.shape, profile.min, profile.max, strict=False)
         if any(not low <= size <= high for size, low, high in sizes):
             text = f"has the shape {list(header.shape)}, outside its profile {list(profile.min)} to {list(profile.max)}"
             problems.append((text, "widen the profile, or leave this sample out"))

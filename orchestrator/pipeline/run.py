@@ -151,6 +151,8 @@ def run_build(options: BuildOptions, bus: events.Bus, cancel: Cancel) -> RunOutc
             for name in dict.fromkeys(build.model.name for build in prepared.builds):
                 if name not in done:
                     on_model(name)
+        order = {name: position for position, name in enumerate(dict.fromkeys(build.model.name for build in prepared.builds))}
+        committed.sort(key=lambda entry: order[entry.model])
         outcomes = tuple(scheduler.outcomes[number] for number in sorted(scheduler.outcomes))
         codes = exit_codes(outcomes, options)
         if cancel.stopped_by is not None:

@@ -101,7 +101,7 @@ def test_a_missing_folder_is_said(tmp_path: Path) -> None:
     assert "no folder" in error.what
 
 
-@pytest.mark.parametrize("text", ["C:\\work\\m.onnx", "C:/work/m.onnx", "models\\m.onnx", "\\\\server\\share\\m.onnx", "m.onnx\\"])
+@pytest.mark.parametrize("text", ["C:\\data\\m.onnx", "C:/data/m.onnx", "models\\m.onnx", "\\\\server\\share\\m.onnx", "m.onnx\\"])
 def test_a_windows_path_is_named(text: str) -> None:
     error = refused(Path(text))
     assert error.kind == MODEL_MISSING

@@ -63,10 +63,8 @@ def test_a_static_shape_may_be_given_again() -> None:
 def test_a_leading_batch_has_a_default_that_is_printed(batch: str | None) -> None:
     profiles, notes = resolve_profiles(model(("x", [batch, 3, 224, 224])), {}, source="s")
     assert profiles == {"x": profile([1, 3, 224, 224], [1, 3, 224, 224], [8, 3, 224, 224])}
-    assert notes == (
-        "input 'x' has no profile: taken as 1x3x224x224:1x3x224x224:8x3x224x224 "
-        "(its batch; set it with --shape x:1x3x224x224:1x3x224x224:8x3x224x224)",
-    )
+    sizes = "1x3x224x224:1x3x224x224:8x3x224x224"
+    assert notes == (f"input 'x' has no profile: taken as {sizes} (its batch; set it with --shape x:{sizes})",)
 
 
 def test_a_given_profile_is_taken_as_it_is() -> None:

@@ -104,6 +104,18 @@ def test_plan_and_nightly_are_builds_with_other_options(project: Path, goal: str
     assert called(project) == arguments
 
 
+def test_scripts_run_in_the_venv_when_path_has_no_python(project: Path) -> None:
+    shutil.rmtree(project / ".venv")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(project / ".venv")], check=True, timeout=60)
+    (project / "tools/lock.py").write_text("import sys; open('prefix', 'w').write(sys.prefix)")
+    programs = project / "programs"
+    programs.mkdir()
+    for name in ("make", "sh", "true"):
+        (programs / name).symlink_to(str(shutil.which(name)))
+    assert make(project, "lock", PATH=str(programs)).returncode == 0
+    assert Path((project / "prefix").read_text()) == project / ".venv"
+
+
 @pytest.mark.parametrize("goal", ["engines", "plan"])
 def test_without_a_model_the_answer_is_a_line_to_paste(project: Path, goal: str) -> None:
     done = make(project, goal)

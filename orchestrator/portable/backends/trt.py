@@ -78,7 +78,7 @@ def _configure(trt: Any, builder: Any, network: Any, logger: Any, options: Dict[
         _set_workspace(trt, config, int(options["workspace"]))
     if options.get("optimization_level") is not None:
         if not hasattr(config, "builder_optimization_level"):
-            raise _too_old(trt, "an optimization level", "8.6")
+            raise _too_old(trt, "optimization level", "8.6")
         config.builder_optimization_level = int(options["optimization_level"])
     _set_compatibility(trt, config, options, plugins)
     return config

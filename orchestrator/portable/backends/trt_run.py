@@ -19,20 +19,21 @@ from .trt_common import dtype_name, enum_name, failure, import_rtx, import_tenso
 
 def validate_tensorrt(request: Dict[str, Any], folder: str, events: Events) -> Dict[str, Any]:
     """Answer a validate request for a TensorRT plan."""
-    return _validate(import_tensorrt, request, folder, events)
+    return _validate(import_tensorrt, request, folder, events, has_plugins=True)
 
 
 def validate_rtx(request: Dict[str, Any], folder: str, events: Events) -> Dict[str, Any]:
     """Answer a validate request for a TensorRT-RTX plan."""
-    return _validate(import_rtx, request, folder, events)
+    return _validate(import_rtx, request, folder, events, has_plugins=False)
 
 
-def _validate(import_backend: Any, request: Dict[str, Any], folder: str, events: Events) -> Dict[str, Any]:
+def _validate(import_backend: Any, request: Dict[str, Any], folder: str, events: Events, has_plugins: bool) -> Dict[str, Any]:
     cuda = Cuda()
     device = cuda.use(list(request.get("compute_capability") or []))
     trt = import_backend()
     logger = make_logger(trt, events)
-    load_plugins(trt, logger, folder, request.get("plugins") or [])
+    if has_plugins:
+        load_plugins(trt, logger, folder, request.get("plugins") or [])
     events.phase("loading")
     started = time.perf_counter()
     engine = load(trt, logger, inside(folder, request["engine"]))

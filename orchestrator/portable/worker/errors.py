@@ -8,7 +8,8 @@ from typing import Any, Dict, List, Optional
 # the kernel's own words, CUDA's and ONNX Runtime's (docs/facts/tensorrt_rtx_without_gpu.md section 7).
 _MEMORY = re.compile(
     r"bad_alloc|OutOfMemory|out of memory|cannot allocate memory|failed to allocate memory|MEM_ALLOC_FAILED"
-    r"|CUDA_ERROR_OUT_OF_MEMORY|Resource temporarily unavailable|can't start new thread|BFCArena::AllocateRawInternal|Memory allocation still failed|\bMemoryError\b",
+    r"|CUDA_ERROR_OUT_OF_MEMORY|Resource temporarily unavailable|can't start new thread"
+    r"|BFCArena::AllocateRawInternal|Memory allocation still failed|\bMemoryError\b",
     re.IGNORECASE,
 )
 _DISK = re.compile(r"No space left on device|Disk quota exceeded|File too large", re.IGNORECASE)

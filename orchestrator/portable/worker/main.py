@@ -107,7 +107,8 @@ def _limit_memory(limit: Optional[int]) -> None:
     """Limit what the process may allocate, before any backend is imported.
 
     RLIMIT_DATA counts private writable mappings (Linux 4.7 and newer). RLIMIT_AS would count the 230 MB of a builder's
-    library as well, and CUDA's reserved address space, which is larger than any machine's memory.
+    library as well, and CUDA's reserved address space: under RLIMIT_AS of 2 GiB cuInit fails on an H200, under RLIMIT_DATA
+    it works.
     """
     if limit is None:
         return

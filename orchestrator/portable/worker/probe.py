@@ -31,8 +31,7 @@ from .protocol import HOST_SCHEMA
 
 def probe(request: Dict[str, Any], folder: str, events: Events) -> Dict[str, Any]:
     """Answer the probe step: ``{"host": description}``."""
-    del request, folder
-    events.phase("probing")
+    del request, folder, events
     return {"host": describe_host()}
 
 

@@ -38,8 +38,9 @@ Result (all steps)::
 ``error.kind`` is one of ERROR_KINDS. ``probe`` adds ``"host"`` (see probe.py). ``build`` adds ``"engine"``
 ({"file", "size_bytes", "sha256"}), ``"backend_version"``, ``"io"`` ([{"name", "mode", "dtype", "shape"}]),
 ``"build_seconds"``, ``"details"``. ``validate`` adds ``"backend_version"``, ``"device"`` (the GPU or CPU it ran on),
-``"outputs"`` ([{"sample": str, "outputs": [tensor, ...]}]), ``"timings"`` ({"load_seconds", "run_ms": [float, ...]})
-and ``"soak"`` ({"seconds", "runs", "stable": bool} or null).
+``"outputs"`` ([{"sample": str, "outputs": [tensor, ...]}]), ``"timings"`` ({"load_seconds", "run_ms": [float, ...]}; the
+first sample is the one timed and soaked), ``"soak"`` ({"seconds", "runs", "stable": bool} or null; stable: the last run
+gave bit for bit what the first gave) and ``"details"``. For an input that carries a shape, a profile's min, opt and max are its values.
 
 Events: ``{"event": "phase", "phase": str}``, ``{"event": "log", "level": "verbose|info|warning|error", "text": str}``.
 """

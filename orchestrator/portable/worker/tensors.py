@@ -3,7 +3,7 @@
 import os
 from typing import Any, Dict, NamedTuple, Tuple
 
-from .errors import StepError
+from .errors import StepError, quoted
 from .files import chunks_of, inside, write_whole
 
 Tensor = NamedTuple("Tensor", [("name", str), ("dtype", str), ("shape", Tuple[int, ...]), ("data", Any)])
@@ -34,11 +34,11 @@ def read_tensor(folder: str, described: Dict[str, Any]) -> Tensor:
     try:
         found = os.path.getsize(path)
         if found != expected:
-            raise StepError("bad-request", "tensor {!r}: {} bytes where {} belong".format(name, found, expected))
+            raise StepError("bad-request", "tensor {}: {} bytes where {} belong".format(quoted(name), found, expected))
         with open(path, "rb") as file:
             return Tensor(name, dtype, shape, file.read())
     except OSError as error:
-        raise StepError("bad-request", "tensor {!r} cannot be read: {}".format(name, error)) from error
+        raise StepError("bad-request", "tensor {} cannot be read: {}".format(quoted(name), error)) from error
 
 
 def write_tensor(folder: str, file: str, tensor: Tensor) -> Dict[str, Any]:

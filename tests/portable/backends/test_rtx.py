@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,8 +47,6 @@ def test_a_plan_is_built_for_exactly_the_capabilities_asked_for(
 
 
 def test_phases_are_events_and_nothing_else_is_between_the_markers(run_step: Run, models: dict[str, bytes]) -> None:
-    import json
-
     result = run_step(request("8.6", profiles=[PROFILE]), models["conv"])
 
     lines = result["stdout"].strip().splitlines()
@@ -57,7 +57,7 @@ def test_phases_are_events_and_nothing_else_is_between_the_markers(run_step: Run
     assert phases[0] == "parsing"
     assert phases[-1] == "writing"
     assert "Building engine" in phases
-    assert all(first != second for first, second in zip(phases, phases[1:], strict=False))
+    assert all(first != second for first, second in itertools.pairwise(phases))
 
 
 def test_fp32_matrix_products_are_refused_by_turing_by_name_and_the_others_named_as_willing(
@@ -66,9 +66,7 @@ def test_fp32_matrix_products_are_refused_by_turing_by_name_and_the_others_named
     error = run_step(request("8.6", "7.5", "8.9"), models["matmul_fp32"])["error"]
 
     assert error["kind"] == "capability-refused"
-    assert error["message"] == (
-        'compute capability 7.5 refuses fp32 matrix products (operation "product"); 8.6 and 8.9 would build'
-    )
+    assert error["message"] == ('compute capability 7.5 refuses fp32 matrix products (operation "product"); 8.6 and 8.9 would build')
     assert error["details"]["capability"] == "7.5"
     assert error["details"]["fix"] == "precision: fp16 builds for 7.5, or leave 7.5 out of the target"
     assert error["details"]["accepted"] == ["8.6", "8.9"]
@@ -123,9 +121,7 @@ def test_what_the_parser_refuses_is_told_with_node_and_operator(
         ([{"x": {"min": [3, 8, 8], "opt": [3, 8, 8], "max": [3, 8, 8]}}], "dimensions"),
     ],
 )
-def test_a_profile_that_does_not_fit_fails_with_the_reason(
-    run_step: Run, models: dict[str, bytes], profiles: list[Any], text: str
-) -> None:
+def test_a_profile_that_does_not_fit_fails_with_the_reason(run_step: Run, models: dict[str, bytes], profiles: list[Any], text: str) -> None:
     error = run_step(request("8.6", profiles=profiles), models["conv"])["error"]
 
     assert error["kind"] == "build-failed"

@@ -37,7 +37,7 @@ def inventory(version: str) -> dict[str, set[str]]:
 class Guarded:
     """Refuses every public name that the release does not have, for reading and for writing."""
 
-    _names: set[str] = set()
+    _names: frozenset[str] | set[str] = frozenset()
 
     def __getattribute__(self, name: str) -> Any:
         if not name.startswith("_") and name not in type(self)._names:
