@@ -1,7 +1,7 @@
 """ONNX Runtime build step: the model, optimised at the reproducible level and saved as one ONNX file.
 
 ORT_ENABLE_BASIC gives the same bytes in every process and keeps pure ONNX operators; higher levels choose layouts by
-CPU (docs/facts/tensorrt_rtx_without_gpu.md section 10). The session runs on the target's own provider, because casts
+CPU (docs/facts/onnxruntime.yaml). The session runs on the target's own provider, because casts
 and copies that a provider needs are saved with the graph.
 """
 

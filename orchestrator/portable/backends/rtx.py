@@ -1,6 +1,6 @@
 """TensorRT-RTX build step: one engine for a list of compute capabilities, on any machine, no GPU needed.
 
-Measured behaviour: docs/facts/tensorrt_rtx_without_gpu.md.
+Measured behaviour: docs/facts/rtx.yaml.
 """
 
 import re

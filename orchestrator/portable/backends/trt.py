@@ -1,6 +1,6 @@
 """TensorRT build step for every release from 7.1 to 11.4, by feature test and enum NAME, never by version number.
 
-What exists in which release: docs/facts/api_changes.md; tests/portable/backends/trt_api holds the names themselves.
+What exists in which release: docs/facts/tensorrt_api.yaml; tests/portable/backends/trt_api holds the names themselves.
 """
 
 import time

@@ -37,7 +37,7 @@ def import_tensorrt() -> Any:
 
 
 def import_rtx() -> Any:
-    """The TensorRT-RTX module; its bindings alone are enough (docs/facts/tensorrt_rtx_without_gpu.md section 1)."""
+    """The TensorRT-RTX module; its bindings alone are enough (docs/facts/rtx.yaml)."""
     return _import("TensorRT-RTX", ("tensorrt_rtx", "tensorrt_rtx_bindings"))
 
 

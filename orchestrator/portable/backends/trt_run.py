@@ -1,7 +1,7 @@
 """Validate step of TensorRT and TensorRT-RTX: load the plan in this fresh process, run it on the GPU, hand back raw outputs.
 
 Two ways to name inputs and outputs: by name (8.5 and newer) and by binding number (7.1 to 8.4); ``execute_v2`` runs
-both (docs/facts/api_changes.md section 3).
+both (docs/facts/tensorrt_api.yaml).
 """
 
 import ctypes

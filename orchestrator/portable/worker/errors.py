@@ -5,7 +5,7 @@ import re
 from typing import Any, Dict, List, Optional
 
 # Texts seen when memory runs out: std::bad_alloc and OutOfMemory from the builders under a limit, the loader's and
-# the kernel's own words, CUDA's and ONNX Runtime's (docs/facts/tensorrt_rtx_without_gpu.md section 7).
+# the kernel's own words, CUDA's and ONNX Runtime's (docs/facts/rtx.yaml).
 _MEMORY = re.compile(
     r"bad_alloc|OutOfMemory|out of memory|cannot allocate memory|failed to allocate memory|MEM_ALLOC_FAILED"
     r"|CUDA_ERROR_OUT_OF_MEMORY|Resource temporarily unavailable|can't start new thread"

@@ -1,4 +1,4 @@
-"""Real TensorRT-RTX builds of tiny models, without a GPU. Texts and rules: docs/facts/tensorrt_rtx_without_gpu.md."""
+"""Real TensorRT-RTX builds of tiny models, without a GPU. Texts and rules: docs/facts/rtx.yaml."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.rtx
 
 PROFILE = {"x": {"min": [1, 3, 8, 8], "opt": [2, 3, 8, 8], "max": [4, 3, 8, 8]}}
-MASK_OFFSET, MASK = 32, {"7.5": 1, "8.0": 2, "8.6": 4, "8.9": 8, "12.0": 16}  # docs/facts/plan_header.md
+MASK_OFFSET, MASK = 32, {"7.5": 1, "8.0": 2, "8.6": 4, "8.9": 8, "12.0": 16}  # docs/facts/plan_header.yaml
 
 Run = Callable[..., dict[str, Any]]
 

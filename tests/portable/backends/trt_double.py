@@ -1,7 +1,7 @@
 """Doubles over the TensorRT Python API: they answer only to the names that a release really has.
 
 The names are inventories of the real bindings (trt_api/<version>.json). The releases before 8.6 have no such inventory here:
-theirs are derived in trt_api/older.json from the table in docs/facts/api_changes.md, and prove no more than that table.
+theirs are derived in trt_api/older.json from the table in docs/facts/tensorrt_api.yaml, and prove no more than that table.
 """
 
 from __future__ import annotations
