@@ -12,8 +12,6 @@ import typer
 if TYPE_CHECKING:
     from orchestrator.pipeline.options import BuildOptions
 
-PROGRESS = ("auto", "tty", "plain", "json")
-
 
 def _env(name: str) -> str:
     return "ENGINEFARM_" + name
@@ -71,7 +69,7 @@ def build_command(
 ) -> None:
     """Build engines of ONNX models for the targets of the matrix, and check them."""
     from orchestrator.cli.settings import find_settings
-    from orchestrator.cli.values import check_choice, parse_shapes, parse_size
+    from orchestrator.cli.values import PROGRESS, check_choice, parse_shapes, parse_size
     from orchestrator.matrix.schema import PRECISIONS
     from orchestrator.pipeline.options import BuildOptions
     from orchestrator.pipeline.prepare import in_ci

@@ -142,7 +142,7 @@ def _type(kind: str) -> Any:
 
     from pydantic import Field
 
-    from orchestrator.cli.build import PROGRESS
+    from orchestrator.cli.values import PROGRESS
     from orchestrator.matrix.schema import Bytes, Precision
 
     text = Annotated[str, Field(min_length=1)]

@@ -8,6 +8,8 @@ from typing import Any
 
 from orchestrator.errors import USAGE, EnginefarmError
 
+PROGRESS = ("auto", "tty", "plain", "json")
+
 
 def parse_size(option: str, text: str | None) -> int | None:
     """Bytes from ``"8 GiB"``, ``"500MB"`` or ``"1048576"``; raises EnginefarmError(USAGE)."""
