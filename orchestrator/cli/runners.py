@@ -8,39 +8,151 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from orchestrator.runners.base import Host
+    from orchestrator.runners.base import Host, Runner
 
-app = typer.Typer(help="List the runners: platform, GPUs, backends.")
+app = typer.Typer(help="List, probe and clean the runners: platform, GPUs, backends.")
+
+_File = Annotated[Path | None, typer.Option("--runners", envvar="ENGINEFARM_RUNNERS", help="runners.yaml to use.")]
+_Python = Annotated[str | None, typer.Option("--python", envvar="ENGINEFARM_PYTHON", help="Interpreter of the local runner.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON, with the full host descriptions.")]
+_Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Runners; default: all.")]
 
 
 @app.callback(invoke_without_command=True)
-def list_runners(
-    runners: Annotated[Path | None, typer.Option("--runners", envvar="ENGINEFARM_RUNNERS", help="runners.yaml to use.")] = None,
-    python: Annotated[str | None, typer.Option("--python", envvar="ENGINEFARM_PYTHON", help="Interpreter of the local runner.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the full host descriptions.")] = False,
-) -> None:
+def runners_group(ctx: typer.Context, runners: _File = None, python: _Python = None, as_json: _Json = False) -> None:
     """List the runners: platform, GPUs, backends with versions, slots. A runner that does not work is listed with the reason."""
+    if ctx.invoked_subcommand is None:
+        _list(_chosen(runners, python, None), as_json)
+
+
+@app.command("list")
+def list_command(names: _Names = None, runners: _File = None, python: _Python = None, as_json: _Json = False) -> None:
+    """List the runners: platform, GPUs, backends with versions, slots, who holds a GPU."""
+    _list(_chosen(runners, python, names), as_json)
+
+
+@app.command("probe")
+def probe_command(
+    names: _Names = None,
+    runners: _File = None,
+    python: _Python = None,
+    image: Annotated[str | None, typer.Option("--image", help="Look from inside this image, which must be on the engine.")] = None,
+    as_json: _Json = False,
+) -> None:
+    """Look at the runners anew; with --image, Docker runners from a container of that image: its backends, the GPUs it sees."""
+    chosen = _chosen(runners, python, names)
+    if image is not None:
+        from orchestrator.runners.docker import DockerRunner
+
+        for runner in chosen:
+            if isinstance(runner, DockerRunner):
+                runner.probe_image = image
+    _list(chosen, as_json)
+
+
+@app.command("clean")
+def clean_command(
+    names: _Names = None,
+    runners: _File = None,
+    images: Annotated[bool, typer.Option("--images", help="Also images that enginefarm made or pulled.")] = False,
+    volumes: Annotated[bool, typer.Option("--volumes", help="Also models that were kept for the next run.")] = False,
+    keep: Annotated[str | None, typer.Option("--keep", metavar="SIZE", help="Keep the newest of these up to SIZE, like 50 GiB.")] = None,
+    as_json: _Json = False,
+) -> None:
+    """Remove what enginefarm left on Docker engines, and nothing else. What a live run uses stays."""
     from orchestrator.errors import EnginefarmError, raise_all
+    from orchestrator.runners.clean import clean
+    from orchestrator.runners.docker import DockerRunner
+    from orchestrator.runners.docker_errors import engine_errors
+
+    kept = _size(keep)
+    broken: list[EnginefarmError] = []
+    rows: list[dict[str, Any]] = []
+    for runner in _chosen(runners, None, names):
+        if not isinstance(runner, DockerRunner):
+            continue
+        try:
+            with engine_errors(runner.name, "clean up"):
+                done = clean(runner.engine(), images=images, volumes=volumes, keep_bytes=kept)
+        except EnginefarmError as error:
+            broken.append(error)
+            continue
+        removed = {"containers": done.containers, "volumes": done.volumes, "images": done.images}
+        rows.append({"name": runner.name, "removed": removed, "bytes": done.bytes})
+    if as_json:
+        _print_json({"schema": "enginefarm.cleaned/1", "runners": rows})
+    else:
+        for row in rows:
+            counts = ", ".join(f"{len(items)} {what}" for what, items in row["removed"].items())
+            typer.echo(f"{row['name']}  removed {counts}; {row['bytes'] / 2**30:.1f} GiB")
+        if not rows and not broken:
+            typer.echo("no Docker runner")
+    raise_all(broken)
+
+
+def _size(text: str | None) -> int:
+    from orchestrator.errors import USAGE, EnginefarmError
+    from orchestrator.matrix.binder import read_bytes
+
+    try:
+        return read_bytes(text) if text else 0
+    except ValueError as error:
+        raise EnginefarmError(USAGE, f"--keep: {error}", fix='write it like --keep "50 GiB"') from error
+
+
+def _chosen(path: Path | None, python: str | None, names: list[str] | None) -> list[Runner]:
+    """The configured runners, or those named. Raises EnginefarmError for a name that is none."""
+    import difflib
+
+    from orchestrator.errors import USAGE, EnginefarmError
     from orchestrator.runners.load import load_runners
+
+    found = {runner.name: runner for runner in load_runners(path, python)}
+    for name in names or ():
+        if name not in found:
+            close = difflib.get_close_matches(name, found, n=1)
+            fix = f"did you mean {close[0]}?" if close else f"there are: {', '.join(found)}"
+            raise EnginefarmError(USAGE, f'there is no runner "{name}"', fix=fix)
+    return [runner for name, runner in found.items() if not names or name in names]
+
+
+def _list(runners: list[Runner], as_json: bool) -> None:
+    from orchestrator.errors import EnginefarmError, raise_all
 
     broken: list[EnginefarmError] = []
     rows: list[dict[str, Any]] = []
-    for runner in load_runners(runners, python):
-        row: dict[str, Any] = {"name": runner.name, "kind": runner.kind, "slots": runner.slots, "labels": list(runner.labels)}
+    for runner in runners:
+        row: dict[str, Any] = {"name": runner.name, "kind": runner.kind, "labels": list(runner.labels)}
         try:
             row["host"] = dict(runner.host())
+            row["held"] = _held(runner)
         except EnginefarmError as error:
             row["error"] = error.as_dict()
             broken.append(error)
-        rows.append(row)
+        rows.append({**row, "slots": runner.slots})
     if as_json:
-        import json
-
-        typer.echo(json.dumps({"schema": "enginefarm.runners/1", "runners": rows}, indent=2, sort_keys=True))
+        _print_json({"schema": "enginefarm.runners/1", "runners": rows})
     else:
         for row in rows:
             typer.echo("\n".join(_describe(row)))
     raise_all(broken)
+
+
+def _held(runner: Runner) -> dict[str, str]:
+    """GPU uuid -> who holds it; only Docker engines know."""
+    if runner.kind != "docker":
+        return {}
+    from orchestrator.runners.docker import DockerRunner
+    from orchestrator.runners.lease import holders
+
+    assert isinstance(runner, DockerRunner)  # noqa: S101  (the kind says so)
+    return holders(runner.engine())
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    import json
+
+    typer.echo(json.dumps(value, indent=2, sort_keys=True))
 
 
 def _describe(row: dict[str, Any]) -> list[str]:
@@ -53,16 +165,43 @@ def _describe(row: dict[str, Any]) -> list[str]:
     host: Host = row["host"]
     memory = f"{host['memory_bytes'] / 2**30:.0f} GiB" if host["memory_bytes"] else "memory unknown"
     machine = f"{host['cpu']['count']} x {host['cpu']['model']}, {memory}"
-    lines = [head, f"  host          {host['platform']}, {host['os']}, Python {host['python']}", f"  cpu           {machine}"]
+    python = f", Python {host['python']}" if host["python"] else ""
+    lines = [head, *_engine_lines(host), f"  host          {host['platform']}, {host['os']}{python}", f"  cpu           {machine}"]
     if host["jetson"]:
         known = [f"{name} {host['jetson'][key]}" for name, key in (("L4T", "l4t"), ("JetPack", "jetpack")) if host["jetson"][key]]
-        lines.append(f"  jetson        {', '.join([host['jetson']['model'] or 'Jetson', *known])}")
-    lines += [f"  gpu           {gpu['name']} (compute capability {gpu['compute_capability']})" for gpu in host["gpus"]]
+        lines.append(f"  jetson        {', '.join([host['jetson']['model'] or 'Jetson', *known])}{_declared(host, 'jetson')}")
+    lines += [f"  gpu           {_gpu(gpu, row['held'])}{_declared(host, 'gpus')}" for gpu in host["gpus"]]
     if not host["gpus"]:
-        lines.append("  gpu           none")
+        problem = host.get("gpu_problem")
+        lines.append(f"  gpu           none{': ' + problem['what'] if problem else ''}")
     if host["driver"]:
-        lines.append(f"  driver        {host['driver']['version'] or 'unknown'}, CUDA {host['driver']['cuda'] or 'unknown'}")
-    return lines + [f"  {name:<13} {_backend(facts)}" for name, facts in sorted(host["backends"].items())]
+        driver = f"{host['driver']['version'] or 'unknown'}, CUDA {host['driver']['cuda'] or 'unknown'}"
+        lines.append(f"  driver        {driver}{_declared(host, 'driver')}")
+    backends = sorted(host["backends"].items())
+    if "engine" in host and all("version" not in facts for _, facts in backends):
+        return lines  # they come with the images
+    return lines + [f"  {name:<13} {_backend(facts)}" for name, facts in backends]
+
+
+def _engine_lines(host: Host) -> list[str]:
+    """What only a Docker engine has."""
+    engine = host.get("engine")
+    if engine is None:
+        return []
+    free = engine["free_disk_bytes"]
+    disk = f", {free / 2**30:.0f} GiB free" if free is not None else ""
+    return [f"  engine        {engine['version']} at {engine['address']}{disk}", f"  gpu access    {engine['gpu_access']}"]
+
+
+def _gpu(gpu: dict[str, Any], held: dict[str, str]) -> str:
+    memory = f", {gpu['memory_bytes'] / 2**30:.0f} GiB" if gpu.get("memory_bytes") else ""
+    uuid = f", {gpu['uuid']}" if gpu.get("uuid") and not gpu.get("declared_uuid") else ""
+    holder = held.get(str(gpu.get("uuid")))
+    return f"{gpu['name']} (compute capability {gpu['compute_capability']}{memory}{uuid})" + (f", held by {holder}" if holder else "")
+
+
+def _declared(host: Host, field: str) -> str:
+    return ", declared in runners.yaml" if field in host.get("declared", ()) else ""
 
 
 def _backend(facts: dict[str, Any]) -> str:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator import errors, events
 from orchestrator.artifacts.manifest import EngineRecord, Verdict
 from orchestrator.errors import EnginefarmError, Where, flatten
-from orchestrator.farm.local import reason
+from orchestrator.farm.local import Farm, Spot, reason
 from orchestrator.matrix.schema import Target
 from orchestrator.pipeline import keys, record
 from orchestrator.pipeline.options import BuildOptions
-from orchestrator.pipeline.prepare import PreparedBuild
+from orchestrator.pipeline.prepare import PreparedBuild, strongly_typed
 from orchestrator.pipeline.runfolder import RunFolder
-from orchestrator.pipeline.shared import Samples, SharedWork, staged_files, step_outputs, strongly_typed, validate_request
+from orchestrator.pipeline.shared import References, Samples, SharedWork, staged_files, step_outputs, validate_request
+from orchestrator.portable.facts import capability
 from orchestrator.runners.base import Cancel, Runner, Step, StepResult
 from orchestrator.verdict.compare import compare, default_tolerance
 from orchestrator.verdict.judge import JUDGE, judge
@@ -35,6 +36,9 @@ WORKER_KINDS = {
     "crashed": errors.STEP_CRASHED,
     "bad-request": errors.STEP_CRASHED,
 }
+
+# faults of a runner that may be gone a moment later
+PASSING = (errors.ENGINE_LOST, errors.ENGINE_UNREACHABLE, errors.GPU_TAKEN)
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class BuildJob:
         run: RunFolder,
         bus: events.Bus,
         cancel: Cancel,
+        farm: Farm,
         previous: tuple[EngineRecord, Path] | None,
     ) -> None:
         self.build = build
@@ -72,6 +77,7 @@ class BuildJob:
         self.run_folder = run
         self.bus = bus
         self.cancel = cancel
+        self.farm = farm
         self.previous = previous
         self.target: Target = build.effective.target
         self.model_name = build.model.name
@@ -93,7 +99,7 @@ class BuildJob:
 
     def _no_runner(self) -> EnginefarmError | None:
         placement = self.build.placement
-        if placement.build is not None:
+        if placement.build:
             return None
         return EnginefarmError(
             errors.NO_RUNNER,
@@ -103,27 +109,26 @@ class BuildJob:
         )
 
     def _build(self, started: float) -> Outcome:
-        runner = self.build.placement.build
-        assert runner is not None  # noqa: S101  (_no_runner answered before)
-        version = runner.host()["backends"][self.target.backend].get("version")
+        spot = self.farm.usable(self.build.placement.build)[0]
         plugins = {name: keys.file_digest(Path(name)) for name in self.target.plugins}
-        converter = record.converter_version() if self.target.precision != "fp32" and strongly_typed(self.target) else None
+        converter = keys.converter_version() if self.target.precision != "fp32" and strongly_typed(self.target) else None
         key = keys.build_key(
             self.target,
             model_digest=self.build.model.model.digest,
             profiles=self.build.profiles,
-            backend_version=version,
+            backend_version=spot.backend_version,
             converter=converter,
             plugins=plugins,
+            image=spot.image,
         )
         if self.previous and not self.options.force and self.previous[0].build_key == key:
             built, engine, fresh = self.previous[0], self.previous[1], None
         else:
-            fresh = self._build_step(runner)
+            fresh, spot = self._build_step()
             engine = fresh.folder / fresh.result["engine"]["file"]
             problems = check_plan(engine, self.target)
             errors.raise_all(problems)
-            built = record.built(self.build, fresh, runner.host(), key=key, plugins=plugins, converter=converter)
+            built = record.built(self.build, fresh, spot, output=self.options.output, key=key, plugins=plugins, converter=converter)
         verdict, validation = self._validate(built, engine, key)
         cached = fresh is None and verdict == built.verdict
         final = built.model_copy(update={"verdict": verdict, "validate_key": validation})
@@ -134,7 +139,7 @@ class BuildJob:
         seconds = time.monotonic() - started
         return Outcome(self.build, final, None if cached else engine, cached, seconds, problem)
 
-    def _build_step(self, runner: Runner) -> StepResult:
+    def _build_step(self) -> tuple[StepResult, Spot]:
         folder, warnings = self.shared.model_folder(self.target)
         for warning in warnings:
             self.bus(events.Note(text=warning, level="warning", model=self.model_name, target=self.target.name))
@@ -149,30 +154,88 @@ class BuildJob:
             "options": record.worker_options(self.target, self.build.profiles, strongly_typed(self.target)),
         }
         timeout = self.options.build_timeout or self.target.limits.build_timeout
-        return self._step("build", runner, request, inputs, timeout)
+        # the builder times kernels on the GPU, except RTX, which compiles ahead of time, and ONNX Runtime on a CPU
+        gpu = self.target.backend == "tensorrt" or self.target.provider == "cuda"
+        return self._step("build", self.build.placement.build, request, inputs, timeout, gpu=gpu, exclusive=True)
 
-    def _step(self, name: str, runner: Runner, request: Mapping[str, Any], inputs: Mapping[str, Path], timeout: float) -> StepResult:
-        """Run one step; raises EnginefarmError when it did not succeed."""
-        folder = self.run_folder.step_folder(self.model_name, self.target.name, name)
-        memory = self.options.memory or self.target.limits.memory
-        step = Step(request=request, inputs=inputs, timeout_seconds=timeout, memory_bytes=memory)
-        self.bus(events.StepStarted(step=name, runner=runner.name, model=self.model_name, target=self.target.name))
+    def _step(
+        self,
+        name: str,
+        spots: Sequence[Spot],
+        request: Mapping[str, Any],
+        inputs: Mapping[str, Path],
+        timeout: float,
+        *,
+        gpu: bool,
+        exclusive: bool,
+    ) -> tuple[StepResult, Spot]:
+        """Run one step on the first runner that works; raises EnginefarmError when it did not succeed."""
+        shared = any(path.startswith("model/") for path in inputs)
+        step = Step(
+            request=request,
+            inputs=inputs,
+            timeout_seconds=timeout,
+            memory_bytes=self.options.memory or self.target.limits.memory,
+            platform=self.target.platform,
+            compute_capability=self.target.compute_capability if gpu else (),
+            exclusive=exclusive,
+            shared_inputs={"model": self.shared.model_identity(self.target)} if shared else {},
+        )
+        failed: list[Spot] = []
+        while True:
+            left = [spot for spot in spots if spot not in failed] or spots
+            with self.farm.slot(left, self.cancel) as spot:
+                try:
+                    return self._attempt(name, f"{name}-{len(failed) + 1}", replace(step, image=spot.image), spot), spot
+                except EnginefarmError as error:
+                    if not self._worth_another_try(error, spot, len(failed) + 1, len(spots)):
+                        raise
+            failed.append(spot)
+
+    def _worth_another_try(self, error: EnginefarmError, spot: Spot, tries: int, spots: int) -> bool:
+        """Whether a failure is the runner's, so that another runner, or the same one connected anew, may do better."""
+        if error.exit is not errors.Exit.INFRASTRUCTURE or error.kind is errors.DISK:
+            return False
+        aside = self.farm.failed(spot.runner)
+        again = tries < spots or (tries == spots and error.kind in PASSING)
+        text = f"runner {spot.runner.name}: {error.what}" + ("; it is set aside for this run" if aside else "")
+        if again or aside:
+            self.bus(events.Note(text=text, level="warning", model=self.model_name, target=self.target.name))
+        return again
+
+    def _attempt(self, name: str, folder_name: str, step: Step, spot: Spot) -> StepResult:
+        folder = self.run_folder.step_folder(self.model_name, self.target.name, folder_name)
+        self.bus(events.StepStarted(step=name, runner=spot.runner.name, model=self.model_name, target=self.target.name))
         started = time.monotonic()
         ok = False
         try:
-            answer = runner.run(step, folder, lambda event: self._forward(name, event), self.cancel)
+            answer = spot.runner.run(step, folder, lambda event: self._forward(name, event), self.cancel)
             log = self._keep_log(name, answer.log)
             if not answer.result["ok"]:
                 raise self._worker_error(name, answer.result["error"], log)
             ok = True
             return answer
         except EnginefarmError as error:
-            error.log = error.log or str(self._keep_log(name, folder / "worker.log"))
+            kept = self._keep_log(name, folder / "worker.log")
+            error.log = str(kept) if kept.exists() else None
+            error.where = error.where or Where(target=self.target.name)
             raise
         finally:
-            self.bus(
-                events.StepFinished(step=name, ok=ok, seconds=time.monotonic() - started, model=self.model_name, target=self.target.name)
-            )
+            seconds = time.monotonic() - started
+            self.bus(events.StepFinished(step=name, ok=ok, seconds=seconds, model=self.model_name, target=self.target.name))
+
+    def _references(self, samples: Samples) -> References:
+        """The expected outputs; computing them takes its time and is shown like a step."""
+        started = time.monotonic()
+        self.bus(events.StepStarted(step="reference", runner="this machine", model=self.model_name, target=self.target.name))
+        ok = False
+        try:
+            references = self.shared.references(samples, self.target)
+            ok = references.outputs is not None
+            return references
+        finally:
+            seconds = time.monotonic() - started
+            self.bus(events.StepFinished(step="reference", ok=ok, seconds=seconds, model=self.model_name, target=self.target.name))
 
     def _forward(self, step: str, event: Mapping[str, Any]) -> None:
         if event.get("event") == "phase":
@@ -206,16 +269,16 @@ class BuildJob:
         """The verdict and the validate key; the previous verdict when nothing that it rests on changed."""
         if not self.options.validate:
             return Verdict(status="unvalidated", reason="validation was switched off with --no-validate"), None
-        runner = self.build.placement.validate
-        if runner is None:
+        spots = self.build.placement.validate
+        if not spots:
             return Verdict(status="unvalidated", reason=reason(self.build.placement.validate_refused)), None
         samples = self.shared.samples(self.target, self.build.profiles)
         key = keys.validate_key(self.target, build=build_key, samples=samples.digest, judge=JUDGE)
         if built.validate_key == key and not self.options.force and built.verdict.status in ("passed", "self-consistent"):
             return built.verdict, key
-        return self._validate_step(runner, engine, samples), key
+        return self._validate_step(spots, engine, samples), key
 
-    def _validate_step(self, runner: Runner, engine: Path, samples: Samples) -> Verdict:
+    def _validate_step(self, spots: Sequence[Spot], engine: Path, samples: Samples) -> Verdict:
         wanted = self.target.validation
         name = f"engine{engine.suffix}"
         plugins = [f"plugins/{number}.so" for number in range(len(self.target.plugins))]
@@ -232,11 +295,12 @@ class BuildJob:
         )
         inputs |= {name: engine, **{f"plugins/{number}.so": Path(path) for number, path in enumerate(self.target.plugins)}}
         timeout = self.options.validate_timeout or self.target.limits.validate_timeout
-        answer = self._step("validate", runner, request, inputs, timeout)
-        references = self.shared.references(samples, self.target)
+        gpu = not _on_cpu(self.target)
+        answer, spot = self._step("validate", spots, request, inputs, timeout, gpu=gpu, exclusive=gpu)
+        references = self._references(samples)
         if references.outputs is None:
-            return Verdict(status="unvalidated", reason=f"no reference: {references.reason}", device=answer.result.get("device"))
-        tolerance = self.target.tolerance or default_tolerance(self.target.precision)
+            return Verdict(status="unvalidated", reason=references.reason, device=answer.result.get("device"))
+        tolerance = self.target.tolerance or default_tolerance(self.target.precision, tf32=_in_tf32(self.target))
         figures = compare(_named(samples, references.outputs), _named(samples, step_outputs(answer.result, answer.folder)), tolerance)
         return judge(
             figures,
@@ -245,15 +309,25 @@ class BuildJob:
             samples=len(samples.items),
             tolerance=tolerance,
             device=answer.result.get("device"),
-            hardware_named=_names_hardware(self.target, runner),
+            hardware_named=_names_hardware(self.target, spot.runner),
             timings=answer.result.get("timings") or {},
             soak=answer.result.get("soak"),
         )
 
 
+def _in_tf32(target: Target) -> bool:
+    """Whether fp32 products of the engine may run in TF32: on a GPU of compute capability 8.0 or newer, unless the target forbids it."""
+    newest = max((capability.key(name) for name in target.compute_capability), default=(0, 0))
+    return target.tf32 and not _on_cpu(target) and newest >= (8, 0)
+
+
+def _on_cpu(target: Target) -> bool:
+    return target.backend == "onnxruntime" and target.provider != "cuda"
+
+
 def _names_hardware(target: Target, runner: Runner) -> bool:
     """Whether the validating runner has what the target is for: any CPU, or a GPU of one of its compute capabilities."""
-    if target.backend == "onnxruntime" and target.provider != "cuda":
+    if _on_cpu(target):
         return True
     return any(gpu.get("compute_capability") in target.compute_capability for gpu in runner.host().get("gpus") or ())
 

@@ -72,11 +72,24 @@ def commit_model(
         return Committed(model.name, version, revision, current if manifest else None, _files(folder, manifest))
     with Release(options.output, model.name, version, on_wait=on_wait) as release:
         records = [_place(release, model, outcome) for outcome in outcomes]
+        _attach(release, model, outcomes)
         path = release.commit(_manifest(model, records, run), move_latest=good)
         if release.manifest is None:
             raise AssertionError("a commit leaves its manifest")
-        note = () if release.latest_moved else (f"latest.json: {release.latest_note}",)
-        return Committed(model.name, version, release.manifest.revision, path, _files(folder, release.manifest), note)
+        notes = _kept(records, release.manifest)
+        if not release.latest_moved:
+            notes += (f"latest.json: {release.latest_note}",)
+        return Committed(model.name, version, release.manifest.revision, path, _files(folder, release.manifest), notes)
+
+
+def _kept(records: Sequence[EngineRecord], manifest: Manifest) -> tuple[str, ...]:
+    """A line for each target whose earlier engine stays although this run has a result of it."""
+    now = {record.target: record for record in manifest.engines}
+    return tuple(
+        f"{record.target}: the earlier engine stays, {now[record.target].verdict.status}, as {now[record.target].file}"
+        for record in records
+        if now[record.target].file is not None and now[record.target].digest != record.digest
+    )
 
 
 def _place(release: Release, model: PreparedModel, outcome: Outcome) -> EngineRecord:
@@ -91,6 +104,15 @@ def _place(release: Release, model: PreparedModel, outcome: Outcome) -> EngineRe
     name = engine_file(model.name, model.version.version, record.tag, record.backend, validated=validated)
     release.place(outcome.engine, name, digest=record.digest)
     return record.model_copy(update={"file": name})
+
+
+def _attach(release: Release, model: PreparedModel, outcomes: Sequence[Outcome]) -> None:
+    """What the loader needs beside the engines, under its own name: plugins and the fallback."""
+    if model.config is not None and model.fallback is not None and model.config.config.fallback is not None:
+        release.attach(model.config.resolve(model.config.config.fallback), model.fallback["file"])
+    plugins = {name for outcome in outcomes if outcome.engine is not None for name in outcome.build.effective.target.plugins}
+    for name in sorted(plugins):
+        release.attach(Path(name), Path(name).name)
 
 
 def _quarantine(release: Release, outcome: Outcome) -> None:
@@ -118,13 +140,5 @@ def _manifest(model: PreparedModel, records: Sequence[EngineRecord], run: RunFol
         created_at=now,
         enginefarm=orchestrator.__version__,
         engines=tuple(records),
-        fallback=_fallback(model),
+        fallback=model.fallback,
     )
-
-
-def _fallback(model: PreparedModel) -> dict[str, str] | None:
-    """The TorchScript file that the model's YAML names, with its digest."""
-    if model.config is None or model.config.config.fallback is None:
-        return None
-    path = model.config.resolve(model.config.config.fallback)
-    return {"file": str(model.config.config.fallback), "digest": file_digest(path)}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,11 @@ def _fields(target: Target, field_class: str) -> dict[str, Any]:
     return {name: values[name] for name, declared in classes.items() if declared == field_class}
 
 
+def converter_version() -> str:
+    """Versions of the libraries that convert an ONNX to another precision."""
+    return f"onnx {metadata.version('onnx')}, onnxruntime {metadata.version('onnxruntime')}"
+
+
 def build_key(
     target: Target,
     *,
@@ -45,12 +51,14 @@ def build_key(
     backend_version: str | None,
     converter: str | None,
     plugins: Mapping[str, str],
+    image: str | None,
 ) -> str:
-    """Key of the build step; ``plugins`` maps a plugin file to its digest."""
+    """Key of the build step; ``plugins`` maps a plugin file to its digest, ``image`` is pinned, None where no container runs."""
     fields = _fields(target, "build")
-    # what the step gets: resolved profiles, plugin bytes; and no image reference where no container runs
+    # what the step gets: resolved profiles, plugin bytes, the image by its digest (a tag that moves changes nothing)
     fields["shapes"] = {name: profile.model_dump(mode="json") for name, profile in profiles.items()}
     fields["plugins"] = sorted(plugins.values())
+    fields["image"] = image.rpartition("@")[2] if image else None
     return digest_of(
         {
             "step": "build",

@@ -16,10 +16,12 @@ class BuildOptions:
     ``available`` builds what can be built here and implies ``allow_unvalidated``. ``version`` is N of ``_v<N>``.
     ``project`` is the folder whose ``targets/`` is laid over the built-in targets.
     ``weak`` names the fields that come from enginefarm.yaml: a model's own YAML goes before them.
+    ``allow`` and ``mirrors`` are prefixes and ``PREFIX=PREFIX`` rules of images/policy.py; empty means its defaults.
     """
 
     project: Path
     models: tuple[Path, ...]
+    model_folders: tuple[Path, ...] = ()
     targets: tuple[str, ...] = ()
     output: Path = Path("artifacts")
     state: Path = Path(".enginefarm")
@@ -38,6 +40,10 @@ class BuildOptions:
     validate_timeout: float | None = None
     runners: Path | None = None
     python: str | None = None
+    locked: bool = False
+    offline: bool = False
+    allow: tuple[str, ...] = ()
+    mirrors: tuple[str, ...] = ()
     ci: bool = False
     weak: frozenset[str] = frozenset()
 

@@ -15,6 +15,7 @@ from typing import Any
 from orchestrator.artifacts.names import check_model_name, model_name
 from orchestrator.artifacts.versions import VersionChoice, choose_version
 from orchestrator.errors import (
+    CONFIG_VALUE,
     EMPTY_SELECTION,
     MODEL_MISSING,
     NAME_TAKEN,
@@ -26,26 +27,32 @@ from orchestrator.errors import (
     flatten,
     raise_all,
 )
-from orchestrator.farm.local import Placement, place
+from orchestrator.farm.local import NOWHERE, Farm, Placement
 from orchestrator.matrix.load import EffectiveTarget, LoadedModelConfig, Matrix, apply_model, find_model_config
-from orchestrator.matrix.schema import Profile
+from orchestrator.matrix.schema import Profile, Target
+from orchestrator.models.convert import require_carried
 from orchestrator.models.load import load_model
 from orchestrator.models.model import Model
 from orchestrator.models.profiles import resolve_profiles
+from orchestrator.pipeline.keys import file_digest
 from orchestrator.pipeline.options import BuildOptions
 from orchestrator.pipeline.runfolder import RunFolder
-from orchestrator.runners.base import Runner
+from orchestrator.portable.facts import version as versions
+
+CARRIED = ("bf16", "int8", "fp8")
 
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """One model of the run; ``staged`` is the private folder with ``model.onnx`` and its external data."""
+    """One model of the run; ``staged`` is the private folder with ``model.onnx`` and its external data.
+    ``fallback``: file and digest of the TorchScript that the model's YAML names."""
 
     name: str
     model: Model
     staged: Path
     config: LoadedModelConfig | None
     version: VersionChoice
+    fallback: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -70,13 +77,17 @@ def _natural(path: Path) -> list[Any]:
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.as_posix())]
 
 
-def find_models(arguments: Sequence[Path]) -> list[tuple[Path, Path | None]]:
-    """(model file, models folder or None) for each argument; a folder stands for every ``*.onnx`` below it."""
+def find_models(arguments: Sequence[Path], folders: Sequence[Path] = ()) -> list[tuple[Path, Path | None]]:
+    """(model file, models folder or None) for each argument, each file once; a folder stands for every ``*.onnx`` below it.
+
+    ``folders`` are the models folders that enginefarm.yaml names: a file below one is named by its path in it, as when the folder is given.
+    """
     found: list[tuple[Path, Path | None]] = []
     problems: list[EnginefarmError] = []
     for argument in arguments:
         if not argument.is_dir():
-            found.append((argument, None))
+            root = next((folder for folder in folders if folder.resolve() in argument.resolve().parents), None)
+            found.append((argument, root))
             continue
         below = sorted((path for path in argument.rglob("*.onnx") if not path.is_dir()), key=_natural)
         visible = [path for path in below if not any(part.startswith(".") for part in path.relative_to(argument).parts)]
@@ -86,25 +97,40 @@ def find_models(arguments: Sequence[Path]) -> list[tuple[Path, Path | None]]:
             )
         found += [(path, argument) for path in visible]
     raise_all(problems)
-    return found
+    return list({path.resolve(): (path, root) for path, root in reversed(found)}.values())[::-1]
 
 
-def _signature_name(options: BuildOptions, path: Path, root: Path | None, config: LoadedModelConfig | None) -> str:
+def _name(options: BuildOptions, path: Path, root: Path | None, config: LoadedModelConfig | None) -> str:
     name = model_name(path, root=root, config_name=config.config.name if config else None, option=options.name)
     return check_model_name(name)
 
 
+def _fallback(config: LoadedModelConfig | None) -> dict[str, str] | None:
+    """File and digest of what a service may fall back to; raises EnginefarmError where the YAML names a file that is not there."""
+    if config is None or config.config.fallback is None:
+        return None
+    named = config.config.fallback
+    path = config.resolve(named)
+    if not path.is_file():
+        place = config.positions.get("fallback")
+        raise EnginefarmError(
+            CONFIG_VALUE, f"fallback: there is no file {named}", where=place, fix=f"paths are relative to {config.path.name}"
+        )
+    return {"file": path.name, "digest": file_digest(path)}
+
+
 def _prepare_model(options: BuildOptions, path: Path, root: Path | None, stage: Path) -> PreparedModel:
     config = find_model_config(path)
-    name = _signature_name(options, path, root, config)
+    fallback = _fallback(config)
+    name = _name(options, path, root, config)
     model = load_model(path, stage=stage)
     version = choose_version(options.output, name, model.digest, model, requested=options.version, ci=options.ci)
-    return PreparedModel(name=name, model=model, staged=stage, config=config, version=version)
+    return PreparedModel(name=name, model=model, staged=stage, config=config, version=version, fallback=fallback)
 
 
 def prepare_models(options: BuildOptions, run: RunFolder) -> list[PreparedModel]:
     """Read, stage, name and version every model; all problems of all models at once."""
-    files = find_models(options.models)
+    files = find_models(options.models, options.model_folders)
     if options.name is not None and len(files) > 1:
         raise EnginefarmError(USAGE, f"--name names one model, but {len(files)} were given", fix="name each in its YAML: name: ...")
     prepared: list[PreparedModel] = []
@@ -135,35 +161,44 @@ def _same_names(models: Sequence[PreparedModel]) -> list[EnginefarmError]:
     return problems
 
 
-def _prepare_build(
-    options: BuildOptions, model: PreparedModel, row: EffectiveTarget, runners: Sequence[Runner]
-) -> tuple[PreparedBuild, tuple[str, ...]]:
+def _prepare_build(options: BuildOptions, model: PreparedModel, row: EffectiveTarget, farm: Farm) -> tuple[PreparedBuild, tuple[str, ...]]:
     try:
         effective = apply_model(row, model.config, options.overrides(model.config.config if model.config else None))
         _check_backend_takes(model, effective)
     except EnginefarmError as error:
         if error.kind not in (TARGET_IMPOSSIBLE, PRECISION_IMPOSSIBLE) or not options.available:
             raise
-        return PreparedBuild(model, row, {}, Placement(None, None, {}, {}), refusal=error), ()
+        return PreparedBuild(model, row, {}, NOWHERE, refusal=error), ()
     source = str(model.config.path) if model.config else str(model.model.path)
     profiles, notes = resolve_profiles(model.model, effective.target.shapes, source=source)
-    return PreparedBuild(model, effective, profiles, place(effective.target, runners)), notes
+    return PreparedBuild(model, effective, profiles, farm.place(effective.target)), notes
+
+
+def strongly_typed(target: Target) -> bool:
+    """Whether the backend takes precision from the graph alone (docs/facts/precisions.yaml)."""
+    if target.backend != "tensorrt":
+        return True
+    return target.tensorrt is not None and versions.compare(target.tensorrt, "11") >= 0
 
 
 def _check_backend_takes(model: PreparedModel, effective: EffectiveTarget) -> None:
-    """Raise TARGET_IMPOSSIBLE when the model has what no TensorRT takes (string tensors, sequences, ...)."""
+    """Raise TARGET_IMPOSSIBLE when the model has what no TensorRT takes (string tensors, sequences, ...), PRECISION_IMPOSSIBLE when
+    the precision would have to be in the model and is not."""
+    target = effective.target
+    if target.precision in CARRIED and strongly_typed(target):
+        require_carried(model.model, target.precision, where(model, target.name))
     blockers = model.model.gpu_blockers
-    if blockers and effective.target.backend != "onnxruntime":
+    if blockers and target.backend != "onnxruntime":
         raise EnginefarmError(
             TARGET_IMPOSSIBLE,
             f"no TensorRT engine of this model can exist: {blockers[0]}",
-            where=where(model, effective.target.name),
+            where=where(model, target.name),
             why="; ".join(blockers[1:]) or None,
             fix="build the onnxruntime targets only, or export the model without it",
         )
 
 
-def prepare(options: BuildOptions, matrix: Matrix, runners: Sequence[Runner], run: RunFolder) -> Prepared:
+def prepare(options: BuildOptions, matrix: Matrix, farm: Farm, run: RunFolder) -> Prepared:
     """Everything the run will do. Raises EnginefarmError for whatever is wrong with the request."""
     builds: list[PreparedBuild] = []
     notes: dict[tuple[str, str], None] = {}
@@ -173,7 +208,7 @@ def prepare(options: BuildOptions, matrix: Matrix, runners: Sequence[Runner], ru
         reported: set[str] = set()
         for row in matrix.select(options.selectors(model.config.config if model.config else None)):
             try:
-                build, said = _prepare_build(options, model, row, runners)
+                build, said = _prepare_build(options, model, row, farm)
             except EnginefarmError as error:
                 # one message for a problem that every target has
                 fresh = [problem for problem in flatten(error) if problem.what not in reported]

@@ -5,25 +5,21 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Mapping
-from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from orchestrator.artifacts.manifest import EngineRecord, TensorRecord, Verdict
 from orchestrator.errors import EnginefarmError
+from orchestrator.farm.local import Spot
 from orchestrator.matrix.schema import Profile, Target
 from orchestrator.models.model import TensorInfo
 from orchestrator.pipeline.prepare import PreparedBuild
 from orchestrator.portable.facts import support
 from orchestrator.runners import bundle
-from orchestrator.runners.base import Host, StepResult
+from orchestrator.runners.base import StepResult
 
 # what of a host is worth keeping beside an engine: enough to tell two machines' builds apart, no addresses or user names
-HOST_FIELDS = ("platform", "os", "kernel", "libc", "python", "cpu", "gpus", "driver", "jetson")
-
-
-def converter_version() -> str:
-    """Versions of the libraries that convert an ONNX to another precision."""
-    return f"onnx {metadata.version('onnx')}, onnxruntime {metadata.version('onnxruntime')}"
+HOST_FIELDS = ("platform", "os", "kernel", "libc", "python", "cpu", "gpus", "driver", "jetson", "declared")
 
 
 def worker_options(target: Target, profiles: Mapping[str, Profile], strong: bool) -> dict[str, Any]:
@@ -49,7 +45,7 @@ def tensor_record(tensor: TensorInfo) -> TensorRecord:
     return TensorRecord(name=tensor.name, dtype=tensor.dtype, shape=shape)
 
 
-def reproduce(build: PreparedBuild) -> str:
+def reproduce(build: PreparedBuild, output: Path) -> str:
     """The command that builds this engine again, quoted for a POSIX shell."""
     target = build.effective.target
     words = ["enginefarm", "build", str(build.model.model.path), "--target", target.name, "--name", build.model.name]
@@ -57,6 +53,8 @@ def reproduce(build: PreparedBuild) -> str:
     for name, shape in build.profiles.items():
         sides = ["x".join(map(str, side)) for side in (shape.min, shape.opt, shape.max)]
         words += ["--shape", f"{name}:{':'.join(sides)}"]
+    if output != Path("artifacts"):
+        words += ["--output", str(output)]
     return shlex.join([*words, "--force", "--allow-unvalidated"])
 
 
@@ -87,14 +85,16 @@ def unbuilt(build: PreparedBuild, verdict: Verdict, problem: EnginefarmError) ->
 def built(
     build: PreparedBuild,
     answer: StepResult,
-    host: Host,
+    spot: Spot,
     *,
+    output: Path,
     key: str,
     plugins: Mapping[str, str],
     converter: str | None,
 ) -> EngineRecord:
     """Record of a new engine, before its verdict; ``file`` is set when it is committed."""
     target = build.effective.target
+    host = spot.runner.host()
     model = build.model.model
     engine = answer.result["engine"]
     options = worker_options(target, build.profiles, False)
@@ -107,13 +107,14 @@ def built(
         profiles={name: shape.model_dump() for name, shape in build.profiles.items()},
         inputs=tuple(tensor_record(tensor) for tensor in model.inputs),
         outputs=tuple(tensor_record(tensor) for tensor in model.outputs),
-        plugins=dict(plugins),
+        plugins={Path(name).name: digest for name, digest in plugins.items()},
         options={name: options[name] for name in kept if options[name] is not None} | ({"converter": converter} if converter else {}),
+        image_digest=spot.image.rpartition("@")[2] if spot.image and "@" in spot.image else None,
         worker=bundle.worker_version(),
         built_on={name: host[name] for name in HOST_FIELDS if host.get(name)},
         built_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         timings={"build_seconds": round(answer.result["build_seconds"], 3), "step_seconds": round(answer.seconds, 3)},
         build_key=key,
         verdict=Verdict(status="unvalidated", reason="not validated yet"),
-        reproduce=reproduce(build),
+        reproduce=reproduce(build, output),
     )

@@ -8,31 +8,39 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from orchestrator import events
 from orchestrator.artifacts.manifest import EngineRecord
-from orchestrator.errors import EnginefarmError, Exit
-from orchestrator.farm.local import reason
-from orchestrator.matrix.load import load_matrix
+from orchestrator.errors import EnginefarmError, Exit, flatten, raise_all
+from orchestrator.farm.images import ImageSource
+from orchestrator.farm.local import Farm, reason
+from orchestrator.images.lock import lock_file, read_lock
+from orchestrator.images.policy import DEFAULT_ALLOWED, policy, read_mirror
+from orchestrator.matrix.load import Matrix, load_matrix
 from orchestrator.pipeline.build import BuildJob, Outcome
 from orchestrator.pipeline.commit import Committed, commit_model, previous_engines
 from orchestrator.pipeline.options import BuildOptions
 from orchestrator.pipeline.prepare import Prepared, PreparedBuild, prepare
 from orchestrator.pipeline.runfolder import RunFolder, open_run
 from orchestrator.pipeline.shared import SharedWork
+from orchestrator.resources import builtin_targets
 from orchestrator.runners.base import Cancel, Cancelled, Runner
 from orchestrator.runners.load import load_runners
+
+if TYPE_CHECKING:
+    from orchestrator.runners.docker import DockerRunner
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """What a run ended with; ``outcomes`` in the order of the plan, ``interrupted`` when it was stopped."""
+    """What a run ended with; ``outcomes`` in the order of the plan; ``interrupted`` did not end because the run was stopped."""
 
     run: str
     folder: Path
     outcomes: tuple[Outcome, ...]
     committed: tuple[Committed, ...]
+    interrupted: tuple[PreparedBuild, ...]
     exit_codes: tuple[Exit, ...]
     seconds: float
 
@@ -41,7 +49,10 @@ class RunOutcome:
         return min((code for code in self.exit_codes if code), default=Exit.OK)
 
     def counts(self) -> dict[str, int]:
-        return dict(Counter(outcome.status for outcome in self.outcomes))
+        counted = Counter(outcome.status for outcome in self.outcomes)
+        if self.interrupted:
+            counted["interrupted"] = len(self.interrupted)
+        return dict(counted)
 
 
 def exit_codes(outcomes: Iterable[Outcome], options: BuildOptions) -> list[Exit]:
@@ -60,24 +71,29 @@ def exit_codes(outcomes: Iterable[Outcome], options: BuildOptions) -> list[Exit]
 class _Scheduler:
     """Runs the builds with at most ``jobs`` at a time; finished outcomes are handed on as they come."""
 
-    def __init__(self, options: BuildOptions, run: RunFolder, bus: events.Bus, cancel: Cancel, runners: Sequence[Runner]) -> None:
+    def __init__(self, options: BuildOptions, run: RunFolder, bus: events.Bus, cancel: Cancel, farm: Farm) -> None:
         self.options = options
         self.run = run
         self.bus = bus
         self.cancel = cancel
-        self.runners = runners
+        self.farm = farm
         self.shared: dict[str, SharedWork] = {}
         self.previous: dict[str, dict[str, tuple[EngineRecord, Path]]] = {}
         self.outcomes: dict[int, Outcome] = {}
 
-    def _job(self, build: PreparedBuild) -> BuildJob:
+    def _shared(self, build: PreparedBuild) -> SharedWork:
         name = build.model.name
         if name not in self.shared:
             folder = self.run.work / "shared" / str(len(self.shared))
-            self.shared[name] = SharedWork(build.model, folder, self.options, self.runners, self.cancel)
+            self.shared[name] = SharedWork(build.model, folder, self.options, self.farm, self.cancel)
+        return self.shared[name]
+
+    def _job(self, build: PreparedBuild) -> BuildJob:
+        name = build.model.name
+        if name not in self.previous:
             self.previous[name] = previous_engines(self.options.output, build.model)
         previous = self.previous[name].get(build.effective.target.name)
-        return BuildJob(build, self.shared[name], self.options, self.run, self.bus, self.cancel, previous)
+        return BuildJob(build, self._shared(build), self.options, self.run, self.bus, self.cancel, self.farm, previous)
 
     def work(self, builds: Sequence[PreparedBuild], on_model: Callable[[str], None]) -> None:
         """Run all builds; ``on_model`` is called with a model's name when its last build has ended."""
@@ -101,6 +117,21 @@ class _Scheduler:
             finally:
                 for future in waiting:
                     future.cancel()
+        # what ended while the run was being stopped counts too
+        for future, number in waiting.items():
+            if not future.cancelled():
+                self._finished(number, future)
+
+    def check(self, builds: Sequence[PreparedBuild]) -> None:
+        """Read the samples that models bring, before anything is built: a wrong one must not show after hours."""
+        problems: dict[str, EnginefarmError] = {}
+        for build in builds:
+            if build.refusal is None and build.placement.build and build.effective.target.samples:
+                try:
+                    self._shared(build).samples(build.effective.target, build.profiles)
+                except EnginefarmError as error:
+                    problems |= {problem.what: problem for problem in flatten(error)}
+        raise_all(problems.values())
 
     def _finished(self, number: int, future: Future[Outcome]) -> None:
         try:
@@ -129,17 +160,38 @@ def finished_event(outcome: Outcome) -> events.BuildFinished:
     )
 
 
+def make_farm(options: BuildOptions, matrix: Matrix) -> Farm:
+    """The runners of ``options`` and the images they may use. Raises EnginefarmError for bad files, and for what ``locked`` forbids."""
+    lock = lock_file(options.project)
+    held = read_lock(lock if lock.exists() else builtin_targets() / lock.name)
+    rules = dict(read_mirror(text) for text in options.mirrors)
+    images = ImageSource(held, policy(options.allow or DEFAULT_ALLOWED, rules), locked=options.locked, offline=options.offline)
+    raise_all(images.check_locked(effective.target for effective in matrix.select(options.targets)))
+    runners = load_runners(options.runners, options.python)
+    for runner in _docker(runners):
+        runner.ensure_image = images.ensure
+    return Farm(runners, images)
+
+
+def _docker(runners: Iterable[Runner]) -> list[DockerRunner]:
+    """Those that start containers; their module is heavy and stays unimported where there are none."""
+    return [cast("DockerRunner", runner) for runner in runners if runner.kind == "docker"]
+
+
 def run_build(options: BuildOptions, bus: events.Bus, cancel: Cancel) -> RunOutcome:
     """Build what ``options`` ask for. Raises EnginefarmError for a request that cannot be started."""
     started = time.monotonic()
     matrix = load_matrix(options.project)
     matrix.select(options.targets)
-    runners = load_runners(options.runners, options.python)
+    farm = make_farm(options, matrix)
     with open_run(options.state) as run:
+        for runner in _docker(farm.runners):
+            runner.run_id = run.id
         bus.subscribe(run.record)
-        prepared = prepare(options, matrix, runners, run)
+        prepared = prepare(options, matrix, farm, run)
+        scheduler = _Scheduler(options, run, bus, cancel, farm)
+        scheduler.check(prepared.builds)
         _announce(prepared, run, bus)
-        scheduler = _Scheduler(options, run, bus, cancel, runners)
         committed: list[Committed] = []
 
         def on_model(name: str) -> None:
@@ -157,12 +209,14 @@ def run_build(options: BuildOptions, bus: events.Bus, cancel: Cancel) -> RunOutc
         codes = exit_codes(outcomes, options)
         if cancel.stopped_by is not None:
             codes.append(Exit(128 + cancel.stopped_by))
-        result = RunOutcome(run.id, run.folder, outcomes, tuple(committed), tuple(codes), time.monotonic() - started)
+        missing = tuple(build for number, build in enumerate(prepared.builds) if number not in scheduler.outcomes)
+        result = RunOutcome(run.id, run.folder, outcomes, tuple(committed), missing, tuple(codes), time.monotonic() - started)
         bus(
             events.RunFinished(
                 run=run.id,
                 exit_code=int(result.exit),
                 counts=result.counts(),
+                interrupted=tuple(f"{build.model.name} {build.effective.target.name}" for build in missing),
                 manifests=tuple(str(entry.manifest) for entry in committed if entry.manifest),
                 seconds=result.seconds,
             )
@@ -211,9 +265,9 @@ def plan_build(options: BuildOptions, bus: events.Bus) -> list[PlannedLine]:
     """What a build would do, without building anything."""
     matrix = load_matrix(options.project)
     matrix.select(options.targets)
-    runners = load_runners(options.runners, options.python)
+    farm = make_farm(options, matrix)
     with open_run(options.state) as run:
-        prepared = prepare(options, matrix, runners, run)
+        prepared = prepare(options, matrix, farm, run)
         for model, text in prepared.notes:
             bus(events.Note(text=text, model=model))
         return [_planned(build) for build in prepared.builds]
@@ -221,12 +275,12 @@ def plan_build(options: BuildOptions, bus: events.Bus) -> list[PlannedLine]:
 
 def _planned(build: PreparedBuild) -> PlannedLine:
     placement = build.placement
-    if build.refusal is not None or placement.build is None:
+    if build.refusal is not None or not placement.build:
         action, why = "skip", build.refusal.what if build.refusal else reason(placement.build_refused)
-    elif placement.validate is None:
-        action, why = "build", f"on {placement.build.name}; stays unvalidated: {reason(placement.validate_refused)}"
+    elif not placement.validate:
+        action, why = "build", f"on {placement.build[0].runner.name}; stays unvalidated: {reason(placement.validate_refused)}"
     else:
-        action, why = "build", f"on {placement.build.name}, validated on {placement.validate.name}"
+        action, why = "build", f"on {placement.build[0].runner.name}, validated on {placement.validate[0].runner.name}"
     return PlannedLine(build.model.name, build.model.version.version, build.effective.target.name, action, why)
 
 

@@ -11,15 +11,15 @@ from typing import Any, TypeVar, cast
 
 from orchestrator.artifacts.manifest import ReferenceKind
 from orchestrator.errors import SAMPLES_BAD, EnginefarmError
+from orchestrator.farm.local import Farm
 from orchestrator.matrix.schema import Profile, Target
 from orchestrator.models.convert import convert_precision, fp16_warnings
 from orchestrator.models.reference import reference_outputs
 from orchestrator.models.samples import load_samples, make_samples
-from orchestrator.pipeline.keys import digest_of, file_digest
+from orchestrator.pipeline.keys import converter_version, digest_of, file_digest
 from orchestrator.pipeline.options import BuildOptions
-from orchestrator.pipeline.prepare import PreparedModel
-from orchestrator.portable.facts import version
-from orchestrator.runners.base import Cancel, Cancelled, Runner, Step
+from orchestrator.pipeline.prepare import CARRIED, PreparedModel, strongly_typed
+from orchestrator.runners.base import Cancel, Cancelled, Step
 
 T = TypeVar("T")
 
@@ -69,28 +69,21 @@ class References:
     reason: str = ""
 
 
-def strongly_typed(target: Target) -> bool:
-    """Whether the backend takes precision from the graph alone (docs/facts/precisions.yaml)."""
-    if target.backend != "tensorrt":
-        return True
-    return target.tensorrt is not None and version.compare(target.tensorrt, "11") >= 0
-
-
 class SharedWork:
     """Shared work of one model; files lie under ``folder``."""
 
-    def __init__(self, model: PreparedModel, folder: Path, options: BuildOptions, runners: Sequence[Runner], cancel: Cancel) -> None:
+    def __init__(self, model: PreparedModel, folder: Path, options: BuildOptions, farm: Farm, cancel: Cancel) -> None:
         self.model = model
         self._folder = folder
         self._options = options
-        self._runners = runners
+        self._farm = farm
         self._cancel = cancel
         self._once = Once()
 
     def model_folder(self, target: Target) -> tuple[Path, tuple[str, ...]]:
         """The folder with the ONNX that the backend gets (rewritten where it must be), and warnings."""
-        precision = target.precision if strongly_typed(target) else "fp32"
-        if precision == "fp32" and not (self.model.model.placeholder_dims and target.backend != "onnxruntime"):
+        precision = self._rewritten_to(target)
+        if precision is None:
             weak_half = target.precision == "fp16" and not strongly_typed(target)
             return self.model.staged, self._once.get("fp16 warnings", lambda: fp16_warnings(self.model.staged)) if weak_half else ()
 
@@ -100,6 +93,18 @@ class SharedWork:
             return folder, convert_precision(self.model.model, self.model.staged, folder, precision)
 
         return self._once.get(("model", precision), convert)
+
+    def _rewritten_to(self, target: Target) -> str | None:
+        """The precision that the ONNX is rewritten to for ``target``; None when it gets the model as given."""
+        precision = target.precision if strongly_typed(target) else "fp32"
+        unnamed = self.model.model.placeholder_dims and target.backend != "onnxruntime"
+        has_it = precision in ("fp32", *CARRIED) or self.model.model.float_weights == {precision.replace("fp", "float")}
+        return None if has_it and not unnamed else precision
+
+    def model_identity(self, target: Target) -> str:
+        """Digest over the files of ``model_folder``: the model, and how it was rewritten."""
+        rewritten = self._rewritten_to(target)
+        return digest_of([self.model.model.digest, [rewritten, converter_version()] if rewritten else None])
 
     def samples(self, target: Target, profiles: Mapping[str, Profile]) -> Samples:
         key = digest_of([list(target.samples), {name: profile.model_dump(mode="json") for name, profile in profiles.items()}])
@@ -120,6 +125,10 @@ class SharedWork:
 
     def references(self, samples: Samples, target: Target) -> References:
         """Supplied outputs, else onnx.reference within its budget, else ONNX Runtime on the CPU (which is the same runtime for ``cpu``)."""
+        if self.model.model.random_ops:
+            return References(
+                None, None, f"the model draws random numbers ({self.model.model.random_ops[0]}): its outputs cannot be compared"
+            )
         if samples.supplied:
             return References("supplied", tuple(item["expected"] for item in samples.items))
 
@@ -149,7 +158,9 @@ class SharedWork:
 
     def _runtime_reference(self, samples: Samples, target: Target) -> References:
         """ONNX Runtime CPU on the model as given."""
-        able = [runner for runner in self._runners if "version" in runner.host()["backends"]["onnxruntime"]]
+        able = [
+            runner for runner in self._farm.runners if runner.kind == "process" and "version" in runner.host()["backends"]["onnxruntime"]
+        ]
         if not able:
             return References(None, None, "no runner has ONNX Runtime")
         folder = self._folder / f"runtime-{samples.digest[7:19]}"

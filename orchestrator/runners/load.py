@@ -1,4 +1,4 @@
-"""The configured runners: from ``runners.yaml``, or one local runner on the current interpreter.
+"""The configured runners: from ``runners.yaml``, or the Docker engine of this machine and a local runner on the current interpreter.
 
 ::
 
@@ -8,6 +8,9 @@
         python: ${env:HOME}/venvs/trt/bin/python    # default: the interpreter that runs enginefarm
         slots: 2                                    # steps at a time; default: one per CPU, at most 8
         labels: [fast]
+      lab:
+        type: docker                                # its fields: runners/docker_config.py
+        engine: ssh://ci@lab-3
 """
 
 from __future__ import annotations
@@ -39,19 +42,22 @@ class RunnerConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    type: Literal["process"] = "process"
+    type: Literal["process", "docker"] = "process"
     python: Annotated[str, Field(min_length=1)] | None = None
     slots: int | None = None
     labels: tuple[Label, ...] = ()
 
 
 def load_runners(path: Path | None = None, python: str | None = None) -> list[Runner]:
-    """The runners of ``path`` in their order; without it one called ``local`` on ``python`` (default: this interpreter).
+    """The runners of ``path`` in their order; without it ``docker``, when an engine answers here, and ``local`` on this interpreter.
 
-    Raises EnginefarmError with every problem of the file, each with its line and column.
+    With ``python`` there is only ``local``, on that interpreter. Raises EnginefarmError with every problem of the file, each with its
+    line and column.
     """
     if path is None:
-        return [ProcessRunner("local", _find_python(python, Path.cwd()) if python else sys.executable)]
+        if python is not None:
+            return [ProcessRunner("local", _find_python(python, Path.cwd()))]
+        return [*_default_engine(), ProcessRunner("local", sys.executable)]
     if python is not None:
         raise EnginefarmError(USAGE, "--python and --runners contradict each other", fix=f"write `python:` into {path}")
     document = read_file(path)
@@ -66,6 +72,22 @@ def load_runners(path: Path | None = None, python: str | None = None) -> list[Ru
             problems.append(EnginefarmError(CONFIG_VALUE, "the file lists no runner", where=document.root.where))
     raise_all(problems)
     return runners
+
+
+def _default_engine() -> list[Runner]:
+    """The engine that the docker command would use, when there is one and it answers."""
+    from orchestrator.runners.docker_engine import default_is_configured
+
+    if not default_is_configured():
+        return []
+    from orchestrator.runners.docker import DockerRunner
+
+    runner = DockerRunner("docker")
+    try:
+        runner.engine()
+    except EnginefarmError:
+        return []
+    return [runner]
 
 
 def _entries(root: Mapping, problems: list[EnginefarmError]) -> list[tuple[str, Scalar, Mapping]]:
@@ -99,6 +121,15 @@ def _entries(root: Mapping, problems: list[EnginefarmError]) -> list[tuple[str, 
 
 
 def _runner(name: str, key: Scalar, node: Mapping, path: Path, problems: list[EnginefarmError]) -> Runner | None:
+    kind = node.entries.get("type")
+    if isinstance(kind, Scalar) and kind.text == "docker":
+        from orchestrator.runners.docker_config import docker_runner
+
+        return docker_runner(name, key.where, node, path.parent, _expand, _MOST_SLOTS, problems)
+    if kind is None and "engine" in node.entries:
+        what = f"runners.{name} has an engine and no type"
+        problems.append(EnginefarmError(CONFIG_VALUE, what, where=key.where, fix="write type: docker"))
+        return None
     binder = Binder()
     bound = binder.fields(node, RunnerConfig, f"runners.{name}.")
     problems += binder.problems

@@ -17,7 +17,8 @@ from typing import Any
 
 from orchestrator import errors
 from orchestrator.errors import EnginefarmError
-from orchestrator.portable.worker.errors import kind_of_text
+from orchestrator.models.copies import read_only_copy
+from orchestrator.portable.worker.errors import kind_of_text, memory_fix, memory_limit_text
 from orchestrator.portable.worker.main import EXIT_WRITTEN, PARENT_VARIABLE
 from orchestrator.portable.worker.protocol import HOST_SCHEMA, REQUEST_SCHEMA, RESULT_SCHEMA
 from orchestrator.runners.base import Cancel, Cancelled, Host, Step, StepResult, WorkerEvent
@@ -58,7 +59,7 @@ class ProcessRunner:
     def run(self, step: Step, folder: Path, on_event: Callable[[WorkerEvent], None], cancel: Cancel) -> StepResult:
         """Run ``step`` in the new, empty ``folder``. Raises what runners/base.py says.
 
-        Inputs that are read-only files are linked into the folder, others are copied, so that no step can write to them.
+        Inputs are read-only copies, but for a read-only folder that steps share: the step sees that one through a link.
         """
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / "worker.log"
@@ -66,8 +67,7 @@ class ProcessRunner:
         limits = {"memory_bytes": step.memory_bytes}
         request = {**step.request, "schema": REQUEST_SCHEMA, "nonce": nonce, "limits": limits}
         try:
-            for name, source in step.inputs.items():
-                _place(source, folder, name)
+            _place_inputs(step, folder)
             (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
             ended = self._supervise("request.json", folder, nonce, log, step.timeout_seconds, on_event, cancel)
         except OSError as error:
@@ -75,8 +75,8 @@ class ProcessRunner:
         finally:
             for scratch in ("home", "tmp"):
                 shutil.rmtree(folder / scratch, ignore_errors=True)
-        _raise_for_end(ended, log, step)
-        return StepResult(result=_read_result(folder, request, log), folder=folder, log=log, seconds=ended.seconds)
+        raise_for_process_end(ended, log, step)
+        return StepResult(result=read_result(folder, request, log), folder=folder, log=log, seconds=ended.seconds)
 
     def _supervise(
         self,
@@ -139,22 +139,41 @@ def _safe(name: object) -> bool:
     return isinstance(name, str) and bool(name) and not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts
 
 
-def _place(source: Path, folder: Path, name: str) -> None:
-    """Put ``source`` at ``name`` in ``folder``, read-only. Raises OSError; ValueError for a name that leaves the folder."""
-    if not _safe(name):
-        raise ValueError(f"input name {name!r} leaves the step's folder")
-    target = folder / name
-    target.parent.mkdir(parents=True, exist_ok=True)
-    real = source.resolve(strict=True)
-    if not real.stat().st_mode & 0o222:
-        try:
-            os.link(real, target)
-        except OSError:  # another file system, or one without links
-            pass
-        else:
-            return
-    shutil.copyfile(real, target)
-    target.chmod(0o444)
+def _place_inputs(step: Step, folder: Path) -> None:
+    """Put the inputs into ``folder``, read-only. Raises OSError; ValueError for a name that leaves the folder."""
+    for name in step.inputs:
+        if not _safe(name):
+            raise ValueError(f"input name {name!r} leaves the step's folder")
+    linked = set()
+    for top in step.shared_inputs:
+        whole = _whole_folder(top, step.inputs)
+        if whole is not None:
+            (folder / top).symlink_to(whole, target_is_directory=True)
+            linked.add(top)
+    for name, source in step.inputs.items():
+        if PurePosixPath(name).parts[0] not in linked:
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            read_only_copy(source.resolve(strict=True), target)
+
+
+def _whole_folder(top: str, inputs: Mapping[str, Path]) -> Path | None:
+    """The folder on this machine that is just what the step wants to see as ``top``; None when no folder is.
+
+    It can then be seen through a link, as in a container, where it is a volume (runners/docker_step.py): many gigabytes need no copy
+    per step, and its files keep the single name and the place inside the model's folder that onnx and ONNX Runtime insist on.
+    """
+    wanted = {name[len(top) + 1 :]: source.absolute() for name, source in inputs.items() if name.startswith(f"{top}/")}
+    if not wanted:
+        return None
+    name, source = next(iter(wanted.items()))
+    folder = source.parents[name.count("/")]
+    if any(source != folder / name for name, source in wanted.items()):
+        return None
+    there = {path.relative_to(folder).as_posix(): path.lstat() for path in folder.rglob("*")}
+    files = {name: status for name, status in there.items() if not stat.S_ISDIR(status.st_mode)}
+    own = all(stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and not status.st_mode & 0o222 for status in files.values())
+    return folder.resolve() if own and files.keys() == wanted.keys() else None
 
 
 def _os_problem(error: OSError, runner: str) -> EnginefarmError:
@@ -165,7 +184,7 @@ def _os_problem(error: OSError, runner: str) -> EnginefarmError:
     return EnginefarmError(errors.RUNNER_BROKEN, f"runner {runner} could not start the step: {error}")
 
 
-def _raise_for_end(ended: Ended, log: Path, step: Step) -> None:
+def raise_for_process_end(ended: Ended, log: Path, step: Step) -> None:
     """Raise for every end that left no result to read."""
     if ended.stopped == "cancelled":
         raise Cancelled
@@ -184,14 +203,12 @@ def _raise_for_end(ended: Ended, log: Path, step: Step) -> None:
     if kind == "disk-full":
         raise EnginefarmError(errors.DISK, f"the {name} step ran out of disk space", why=tail, log=str(log))
     if kind == "out-of-memory":
-        limit = f"its limit was {step.memory_bytes} bytes" if step.memory_bytes else "no limit was set"
-        raise EnginefarmError(errors.STEP_MEMORY, f"the {name} step ran out of memory and died ({limit})", why=tail, log=str(log))
-    raise EnginefarmError(
-        errors.STEP_CRASHED, f"the {name} step's process {_death(ended.code)}", why=_cause(ended.code, tail), log=str(log)
-    )
+        what = f"the {name} step ran out of memory and died ({memory_limit_text(step.memory_bytes)})"
+        raise EnginefarmError(errors.STEP_MEMORY, what, why=tail, fix=memory_fix(step.memory_bytes, tail), log=str(log))
+    raise EnginefarmError(errors.STEP_CRASHED, f"the {name} step's process {death(ended.code)}", why=_cause(ended.code, tail), log=str(log))
 
 
-def _death(code: int) -> str:
+def death(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code} and left no result"
     try:
@@ -220,7 +237,7 @@ def log_tail(log: Path) -> str:
     return "\n".join(lines).strip()
 
 
-def _read_result(folder: Path, request: Mapping[str, Any], log: Path) -> Mapping[str, Any]:
+def read_result(folder: Path, request: Mapping[str, Any], log: Path) -> Mapping[str, Any]:
     """``result.json``, checked: of this protocol and step, and every file it names a regular file inside the folder."""
     path = folder / "result.json"
     try:
@@ -231,7 +248,7 @@ def _read_result(folder: Path, request: Mapping[str, Any], log: Path) -> Mapping
             raise ValueError("it is not a result of this step")
         if not isinstance(result.get("ok"), bool) or not (result["ok"] or isinstance(result.get("error"), dict)):
             raise ValueError("it does not say how the step ended")
-        for name in _named_files(result):
+        for name in named_files(result):
             if not _safe(name) or not stat.S_ISREG((folder / name).lstat().st_mode):
                 raise ValueError(f"it names {name!r}, which is no file of the step")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -241,6 +258,6 @@ def _read_result(folder: Path, request: Mapping[str, Any], log: Path) -> Mapping
     return result
 
 
-def _named_files(result: Mapping[str, Any]) -> list[Any]:
+def named_files(result: Mapping[str, Any]) -> list[Any]:
     engine = [result["engine"]["file"]] if result.get("engine") else []
     return engine + [tensor["file"] for sample in result.get("outputs") or [] for tensor in sample["outputs"]]

@@ -63,13 +63,13 @@ def supervise(
         try:
             assert process.stdout is not None  # noqa: S101  (PIPE above)
             with process.stdout as stdout:
-                stopped = _watch(process, stdout, _Events(nonce, log_file, on_event), started + timeout_seconds, cancel)
+                stopped = _watch(process, stdout, EventLines(nonce, log_file, on_event), started + timeout_seconds, cancel)
         finally:
             _end(process, nonce)
     return Ended(process.returncode, stopped, time.monotonic() - started)
 
 
-def _watch(process: subprocess.Popen[bytes], stdout: IO[bytes], lines: _Events, deadline: float, cancel: Cancel) -> str | None:
+def _watch(process: subprocess.Popen[bytes], stdout: IO[bytes], lines: EventLines, deadline: float, cancel: Cancel) -> str | None:
     """Read until the end of the process; gives why it has to be stopped, or None when it ended by itself."""
     handle = stdout.fileno()
     os.set_blocking(handle, False)
@@ -106,7 +106,7 @@ def _read(handle: int) -> bytes | None:
         return None
 
 
-class _Events:
+class EventLines:
     """Splits standard output into lines of bounded length and tells events from the rest."""
 
     def __init__(self, nonce: str, log: IO[bytes], on_event: Callable[[Mapping[str, Any]], None]) -> None:

@@ -74,7 +74,7 @@ def test_all_problems_of_a_file_come_at_once_with_their_places(tmp_path: Path) -
     found = problems(
         tmp_path,
         "runners:\n"
-        "  a:\n    type: docker\n"
+        "  a:\n    type: podman\n"
         "  b:\n    slot: 2\n"
         "  c:\n    slots: 0\n"
         "  d:\n    python: ${env:NOT_SET_ANYWHERE}/python\n"
@@ -87,7 +87,7 @@ def test_all_problems_of_a_file_come_at_once_with_their_places(tmp_path: Path) -
     where = [(problem.where.line, problem.where.column) if problem.where else None for problem in found]
     texts = "\n".join(f"{problem.what} / {problem.fix}" for problem in found)
     assert sorted(place for place in where if place) == [(3, 11), (5, 5), (7, 12), (9, 13), (11, 13), (12, 3), (14, 3), (16, 6)]
-    assert 'cannot be "docker"' in texts
+    assert 'cannot be "podman"' in texts
     assert "did you mean" in texts
     assert "slots is between 1 and 256, not 0" in texts
     assert "environment variable NOT_SET_ANYWHERE is not set" in texts

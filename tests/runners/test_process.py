@@ -277,6 +277,18 @@ def test_every_bad_end_has_its_error(
     assert error.log == str(tmp_path / "step" / "worker.log")
 
 
+@pytest.mark.parametrize(("limit", "said", "fix"), [(50 << 20, "its limit was 50 MiB", "--memory"), (None, "no limit was set", "--jobs 1")])
+def test_a_step_that_died_for_lack_of_memory_says_how_much_it_had_and_what_to_do(
+    misbehave: Callable[[str], None], tmp_path: Path, limit: int | None, said: str, fix: str
+) -> None:
+    misbehave("sys.stderr.write('std::bad_alloc\\n'); sys.stderr.flush(); os.abort()")
+    error = fail(Step(request=PROBE, memory_bytes=limit), tmp_path / "step")
+
+    assert error.kind is errors.STEP_MEMORY
+    assert f"({said})" in error.what
+    assert fix in (error.fix or "")
+
+
 def test_the_environment_is_an_allow_list(misbehave: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     misbehave("answer(environment=dict(os.environ), flags=sys.flags.isolated, stdin=sys.stdin.read())")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
@@ -300,8 +312,9 @@ def test_the_environment_is_an_allow_list(misbehave: Callable[[str], None], tmp_
     assert not (folder / "tmp").exists()
 
 
-def test_inputs_are_read_only_and_the_users_files_stay_writable(misbehave: Callable[[str], None], tmp_path: Path) -> None:
-    misbehave("answer(modes=[os.stat(p).st_mode & 0o777 for p in ('model/a.onnx', 'model/b.bin')])")
+def test_inputs_are_read_only_copies_and_the_users_files_stay_as_they_are(misbehave: Callable[[str], None], tmp_path: Path) -> None:
+    """onnx takes a file with several names for an attack: no copy may be a hard link, whoever may write to the source."""
+    misbehave("answer(stats=[[s.st_mode & 0o777, s.st_nlink] for s in map(os.stat, ('model/a.onnx', 'model/b.bin'))])")
     writable, frozen = tmp_path / "a.onnx", tmp_path / "b.bin"
     writable.write_bytes(b"a")
     frozen.write_bytes(b"b")
@@ -310,10 +323,71 @@ def test_inputs_are_read_only_and_the_users_files_stay_writable(misbehave: Calla
     folder = tmp_path / "step"
     result = run(Step(request=PROBE, inputs={"model/a.onnx": writable, "model/b.bin": frozen}), folder).result
 
-    assert result["modes"] == [0o444, 0o444]
+    assert result["stats"] == [[0o444, 1], [0o444, 1]]
     assert writable.stat().st_mode & 0o200
-    assert (folder / "model/a.onnx").stat().st_ino != writable.stat().st_ino
-    assert (folder / "model/b.bin").stat().st_ino == frozen.stat().st_ino
+    assert [(folder / name).read_bytes() for name in ("model/a.onnx", "model/b.bin")] == [b"a", b"b"]
+    assert [path.stat().st_nlink for path in (writable, frozen)] == [1, 1]
+
+
+def shared_model(tmp_path: Path) -> tuple[Path, Step]:
+    """A frozen folder as the pipeline stages a model, and a step that is given all of it."""
+    source = tmp_path / "staged"
+    (source / "weights").mkdir(parents=True)
+    for name in ("model.onnx", "weights/w.bin"):
+        (source / name).write_bytes(name.encode())
+        (source / name).chmod(0o444)
+    inputs = {f"model/{name}": source / name for name in ("model.onnx", "weights/w.bin")}
+    (tmp_path / "plugin.so").write_bytes(b"so")
+    inputs["plugins/0.so"] = tmp_path / "plugin.so"
+    return source, Step(request=PROBE, inputs=inputs, shared_inputs={"model": "sha256:0"})
+
+
+LOOK = "s = os.stat('model/weights/w.bin'); answer(text=open('model/weights/w.bin').read(), ino=s.st_ino, links=s.st_nlink)"
+
+
+def test_a_frozen_folder_that_steps_share_is_seen_without_a_copy(misbehave: Callable[[str], None], tmp_path: Path) -> None:
+    misbehave(LOOK)
+    source, step = shared_model(tmp_path)
+
+    result = run(step, tmp_path / "step").result
+
+    assert result["text"] == "weights/w.bin"
+    assert result["ino"] == (source / "weights/w.bin").stat().st_ino
+    assert result["links"] == 1
+    assert (tmp_path / "step" / "plugins" / "0.so").read_bytes() == b"so"
+
+
+def _writable(source: Path) -> None:
+    (source / "model.onnx").chmod(0o644)
+
+
+def _second_name(source: Path) -> None:
+    (source.parent / "other").hardlink_to(source / "weights/w.bin")
+
+
+def _more_than_asked_for(source: Path) -> None:
+    (source / "private.txt").write_text("not of the model")
+
+
+def _link_inside(source: Path) -> None:
+    (source / "weights/w.bin").rename(source.parent / "elsewhere")
+    (source / "weights/w.bin").symlink_to(source.parent / "elsewhere")
+
+
+@pytest.mark.parametrize("change", [_writable, _second_name, _more_than_asked_for, _link_inside])
+def test_a_shared_folder_that_could_change_or_hold_more_is_copied(
+    misbehave: Callable[[str], None], tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    misbehave(LOOK)
+    source, step = shared_model(tmp_path)
+    change(source)
+
+    result = run(step, tmp_path / "step").result
+
+    assert not (tmp_path / "step" / "model").is_symlink()
+    assert result["text"] == "weights/w.bin"
+    assert result["links"] == 1
+    assert sorted(path.name for path in (tmp_path / "step" / "model").iterdir()) == ["model.onnx", "weights"]
 
 
 @pytest.mark.parametrize("name", ["/abs", "../up", "a/../../up"])

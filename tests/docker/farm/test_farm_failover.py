@@ -1,0 +1,88 @@
+"""Several engines in one run: spread by capability, and a power cut (the engine's processes are killed) in the middle of a build."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.engine
+Engines = Callable[[str], Any]
+Save = Callable[..., Path]
+
+
+def whole(lane: Any, target: str) -> None:
+    """The engine of ``target`` is all there, and nothing half-written lies beside it."""
+    record = lane.record(target)
+    assert (lane.folder / "artifacts/net/v1" / record["file"]).stat().st_size == record["size_bytes"]
+    assert not [name for name in lane.files() if Path(name).name.startswith((".", "tmp")) and not name.endswith(".lock")]
+
+
+def test_builds_go_to_the_engine_whose_gpu_fits(lane: Any, farm_engines: Engines) -> None:
+    lane.runner("turing", farm_engines("second"), has="7.5").runner("ampere", farm_engines("first"), has="8.0")
+    done = lane.build(targets=("ampere-cu122", "turing-cu118"))
+    assert done.code == 0, done.said
+    for step in ("build", "validate"):
+        assert done.runners("ampere-cu122", step) == ["ampere"]
+        assert done.runners("turing-cu118", step) == ["turing"]
+    assert farm_engines("first").containers() == farm_engines("second").containers() == []
+
+
+def test_a_power_cut_in_a_build_ends_on_another_engine(lane: Any, farm_engines: Engines, save_model: Save) -> None:
+    first, second = farm_engines("first"), farm_engines("second")
+    save_model(lane.folder / "net.onnx", seconds=4)
+    lane.runner("one", first, has="8.0").runner("two", second, has="8.0")
+    run = lane.start_build(targets=("ampere-cu122",))
+    run.building("ampere-cu122")
+    first.cut_power()
+    assert run.end().code == 0, run.said
+    assert run.runners("ampere-cu122") == ["one", "two"]
+    assert run.builds["ampere-cu122"]["status"] == "passed"
+    assert "runner one: " in run.said
+    whole(lane, "ampere-cu122")
+    # the engine comes back with the dead container, which the next run that meets it removes
+    first = farm_engines("first")
+    assert first.containers()
+    again = lane.build("--force", targets=("ampere-cu122",))
+    assert again.code == 0, again.said
+    assert first.containers() == second.containers() == []
+
+
+def test_a_power_cut_of_the_only_engine_is_exit_4_and_leaves_what_was_there(lane: Any, farm_engines: Engines, save_model: Save) -> None:
+    first = farm_engines("first")
+    lane.runner("one", first, has="8.0")
+    assert lane.build(targets=("ampere-cu122",)).code == 0
+    before = lane.record("ampere-cu122")
+    save_model(lane.folder / "net.onnx", seconds=30)
+    run = lane.start_build("--model-version", "2", targets=("ampere-cu122",))
+    run.building("ampere-cu122")
+    first.cut_power()
+    assert run.end().code == 4, run.said
+    assert run.builds["ampere-cu122"]["status"] == "failed"
+    assert run.builds["ampere-cu122"]["problem"]["code"] in ("EF420", "EF422")
+    assert lane.record("ampere-cu122") == before
+    assert not [name for name in lane.files() if name.startswith("net/v2/") and name.endswith(".engine")]
+    assert json.loads((lane.folder / "artifacts/net/latest.json").read_bytes())["version"] == 1
+
+
+def test_an_engine_that_fails_twice_is_set_aside(lane: Any, farm_engines: Engines, save_model: Save) -> None:
+    first = farm_engines("first")
+    save_model(lane.folder / "net.onnx", seconds=3)
+    lane.runner("one", first, has="8.0", slots=4).runner("two", farm_engines("second"), has="8.0", slots=1)
+    names = ("ampere-cu122", "b", "c")
+    for name in names[1:]:
+        lane.target(name, extends="ampere-cu122")
+    run = lane.start_build("--jobs", "3", targets=names)
+    run.wait_for(lambda events: sum(event["event"] == "step-started" for event in events) == len(names))
+    run.building(next(name for name in names if run.runners(name) == ["one"]))
+    first.cut_power()
+    assert run.end().code == 0, run.said
+    assert {build["status"] for build in run.builds.values()} == {"passed"}
+    assert "it is set aside for this run" in run.said
+    lost = [name for name in names if run.runners(name)[0] == "one"]
+    assert len(lost) == 2
+    assert all(run.runners(name)[-1] == "two" for name in lost)
+    assert all(run.runners(name, "validate") == ["two"] for name in lost)
