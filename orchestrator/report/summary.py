@@ -10,7 +10,7 @@ from orchestrator.pipeline.run import RunOutcome
 from orchestrator.report.text import columns, duration, hang, safe, size
 
 SUMMARY_SCHEMA = "enginefarm.build/1"
-ORDER = ("passed", "self-consistent", "unvalidated", "failed", "skipped")
+ORDER = ("passed", "self-consistent", "unvalidated", "failed", "skipped", "interrupted")
 
 
 def table(result: RunOutcome, width: int | None) -> list[tuple[str, str]]:
@@ -22,6 +22,9 @@ def table(result: RunOutcome, width: int | None) -> list[tuple[str, str]]:
         if entry.manifest is not None:
             lines += [("", ""), (f"manifest: {safe(str(entry.manifest))} (revision {entry.revision})", "")]
         lines += [(safe(note), "") for note in entry.notes]
+    if result.interrupted:
+        names = ", ".join(f"{build.model.name} {build.effective.target.name}" for build in result.interrupted)
+        lines += [("", ""), *((line, "unvalidated") for line in hang("interrupted: ", safe(names), width, 0))]
     return [*lines, (totals(result), "")]
 
 
@@ -31,10 +34,7 @@ def _model_table(model: str, version: int, files: Any, outcomes: Sequence[Outcom
     skipped = [outcome for outcome in outcomes if outcome.status == "skipped"]
     lines = [(f"{safe(model)} v{version}", "title")]
     if built:
-        header = ("target", "status", "engine", "size", "precision", "time")
-        rows = [header] + [_row(outcome, files) for outcome in built]
-        text = columns(rows, right=frozenset({3, 5}))
-        lines += [(text[0], "header")] + [(line, outcome.status) for line, outcome in zip(text[1:], built, strict=True)]
+        lines += _built_table(built, files, width)
     for title, group in (("failed", failed), ("skipped: no runner here can take these", skipped)):
         if group:
             lines += [("", ""), (title, "header")]
@@ -48,6 +48,21 @@ def _model_table(model: str, version: int, files: Any, outcomes: Sequence[Outcom
         for reason in unproven:
             targets = ", ".join(o.record.target for o in built if o.status != "passed" and o.record.verdict.reason == reason)
             lines += [(line, "unvalidated") for line in hang(f"{targets}: ", safe(reason), width, 0)]
+    return lines
+
+
+def _built_table(built: Sequence[Outcome], files: Any, width: int | None) -> list[tuple[str, str]]:
+    """One line per engine; on a terminal too narrow for it the file name goes on a line of its own."""
+    rows = [("target", "status", "engine", "size", "precision", "time"), *(_row(outcome, files) for outcome in built)]
+    text = columns(rows, right=frozenset({3, 5}))
+    narrow = width is not None and max(map(len, text)) > width
+    if narrow:
+        text = columns([(*row[:2], *row[3:]) for row in rows], right=frozenset({2, 4}))
+    lines = [(text[0], "header")]
+    for line, row, outcome in zip(text[1:], rows[1:], built, strict=True):
+        lines.append((line, outcome.status))
+        if narrow and row[2]:
+            lines.append((f"  {row[2]}", outcome.status))
     return lines
 
 
@@ -74,6 +89,7 @@ def as_json(result: RunOutcome) -> dict[str, Any]:
         "exit_code": int(result.exit),
         "exit_codes": sorted({int(code) for code in result.exit_codes}),
         "counts": result.counts(),
+        "interrupted": [{"model": build.model.name, "target": build.effective.target.name} for build in result.interrupted],
         "seconds": round(result.seconds, 3),
         "models": [
             {

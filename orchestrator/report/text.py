@@ -39,7 +39,7 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
-def columns(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()) -> list[str]:
+def columns(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset(), indent: int = 0) -> list[str]:
     """Rows with their cells aligned; the last column is not padded."""
     if not rows:
         return []
@@ -49,7 +49,7 @@ def columns(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset(
         cells = [
             cell.rjust(width) if index in right else cell.ljust(width) for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        lines.append("  ".join(cells).rstrip())
+        lines.append(" " * indent + "  ".join(cells).rstrip())
     return lines
 
 

@@ -238,7 +238,8 @@ def test_other_samples_than_the_reference_has_are_a_bug(tensor):
 
 
 def test_every_precision_has_a_tolerance_and_lower_precision_a_wider_one():
-    given_order = [default_tolerance(name) for name in ("fp32", "fp16", "bf16", "int8", "fp8")]
+    given_order = [default_tolerance("fp32"), default_tolerance("fp32", tf32=True)]
+    given_order += [default_tolerance(name) for name in ("fp16", "bf16", "int8", "fp8")]
     assert [tolerance.rtol for tolerance in given_order] == sorted(tolerance.rtol for tolerance in given_order)
     assert default_tolerance("fp32") == Tolerance(rtol=1e-3, atol=1e-4)
     with pytest.raises(KeyError):

@@ -12,25 +12,61 @@ from .errors import printable
 TIMEOUT_SECONDS = 60.0
 _MARK = "enginefarm-backend:"
 
+_TENSORRT = """import tensorrt as m
+say(version=m.__version__, cuda=cuda_of("tensorrt"))"""
+
 _RTX = """m = __import__(name)
 import re
 found = [re.match(r"SM(\\d+)(\\d)$", member) for member in m.ComputeCapability.__members__]
-say(version=m.__version__, compute_capabilities=[f.group(1) + "." + f.group(2) for f in found if f])"""
+capabilities = [f.group(1) + "." + f.group(2) for f in found if f]
+say(version=m.__version__, cuda=cuda_of("tensorrt_rtx"), compute_capabilities=capabilities)"""
 
 _ONNXRUNTIME = """import onnxruntime as m
-say(version=m.__version__, providers=[p.replace("ExecutionProvider", "").lower() for p in m.get_available_providers()])"""
+try:
+    import onnxruntime.capi.build_and_package_info as b
+except ImportError:
+    b = None
+providers = [p.replace("ExecutionProvider", "").lower() for p in m.get_available_providers()]
+say(version=m.__version__, cuda=getattr(b, "cuda_version", None) or None, providers=providers)"""
+
+# What every question may use. CUDA of a build: a Debian package says it in its version ("8.6.1.6-1+cuda12.0"), a wheel in its name
+# (tensorrt_cu12). The module itself does not know it, and the builds for CUDA 11, 12 and 13 have one version number.
+_PRELUDE = """import json, os, re, sys
+name = {name!r}
+def say(**facts): print({mark!r} + json.dumps({{k: v for k, v in facts.items() if v is not None}}))
+def cuda_of(start):
+    pattern = re.compile("^" + start + r"_cu(\\d+)(?:_libs|_bindings)?-[^-]+[.]dist-info$")
+    for folder in sys.path:
+        try:
+            found = [pattern.match(entry) for entry in os.listdir(folder or ".")]
+        except OSError:
+            continue
+        if any(found):
+            return next(match.group(1) for match in found if match)
+    if start != "tensorrt":
+        return None
+    try:
+        with open("/var/lib/dpkg/status", "rb") as file:
+            status = file.read().decode("utf-8", "replace")
+    except OSError:
+        status = ""
+    found = re.search(r"^Package: libnvinfer\\d+\\n(?:.+\\n)*?Version: \\S+[+]cuda(\\d+[.]\\d+)", status, re.MULTILINE)
+    if found:
+        return found.group(1)
+    return os.environ.get("CUDA_VERSION") if "TRT_VERSION" in os.environ else None  # set together by NVIDIA's images
+"""
 
 # Backend -> modules (the first that is installed is asked) and the question; it prints one marked line. Names of enum
 # members and providers are read, never numbers.
 _QUESTIONS = {
-    "tensorrt": (("tensorrt",), "import tensorrt as m; say(version=m.__version__)"),
+    "tensorrt": (("tensorrt",), _TENSORRT),
     "tensorrt-rtx": (("tensorrt_rtx", "tensorrt_rtx_bindings"), _RTX),
     "onnxruntime": (("onnxruntime",), _ONNXRUNTIME),
 }
 
 
 def probe_backends() -> Dict[str, Dict[str, Any]]:
-    """Backend name -> version and abilities, or ``{"error": str}``."""
+    """Backend name -> version, abilities and (where it can be told) the CUDA that it was built with, or ``{"error": str}``."""
     running = {backend: _ask(*question) for backend, question in _QUESTIONS.items()}
     return {backend: _answer(child) for backend, child in running.items()}
 
@@ -53,8 +89,7 @@ def _ask(modules: Iterable[str], body: str) -> Optional[_Child]:
     name = next((module for module in modules if _is_installed(module)), None)
     if name is None:
         return None
-    say = "import json\nname = {!r}\ndef say(**facts): print({!r} + json.dumps(facts))\n".format(name, _MARK)
-    return _Child(say + body)
+    return _Child(_PRELUDE.format(name=name, mark=_MARK) + body)
 
 
 def _is_installed(module: str) -> bool:

@@ -12,6 +12,7 @@ _MEMORY = re.compile(
     r"|BFCArena::AllocateRawInternal|Memory allocation still failed|\bMemoryError\b",
     re.IGNORECASE,
 )
+_GPU = re.compile(r"CUDA|\bGPU\b|BFCArena", re.IGNORECASE)
 _DISK = re.compile(r"No space left on device|Disk quota exceeded|File too large", re.IGNORECASE)
 _DISK_ERRNO = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -35,6 +36,28 @@ class StepError(Exception):
         self.message = printable(message)
         self.details = details or {}
         self.log = [printable(line) for line in log or []]
+
+
+def memory_limit_text(limit: Optional[int]) -> str:
+    """``its limit was 50 MiB``; ``limit`` in bytes, None for none."""
+    return "its limit was {}".format(binary_size(limit)) if limit else "no limit was set"
+
+
+def memory_fix(limit: Optional[int], text: str = "") -> str:
+    """What to do when memory ran out, under ``limit`` bytes for the process; ``text``: what was said about it."""
+    if _GPU.search(text):
+        return "free the GPU's memory (nvidia-smi lists who uses it), or lower the largest shape of the profile"
+    if limit:
+        return 'give it more: --memory "8 GiB", or limits: {memory: 8 GiB} in the target'
+    return "use a machine with more memory, or build one at a time (--jobs 1)"
+
+
+def binary_size(count: int) -> str:
+    """Bytes as limits are written: ``50 MiB``, ``1.5 GiB``."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return "{:.1f}".format(count / size).replace(".0", "") + " " + unit
+    return "{} bytes".format(count)
 
 
 def printable(text: str, limit: int = 4000) -> str:

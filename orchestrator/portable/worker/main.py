@@ -1,7 +1,8 @@
-"""The worker's entry: ``python3 worker.pyz request.json`` runs one step, ``python3 worker.pyz probe`` prints the host.
+"""The worker's entry: ``python3 worker.pyz request.json`` runs one step, ``python3 worker.pyz probe`` prints the host,
+``python3 worker.pyz doctor [--json]`` says what is wrong with it.
 
 Exit codes: 0 when ``result.json`` was written (ok or not) or the host was printed, 2 for wrong usage, 3 when no
-result could be written.
+result could be written, 4 when the doctor found something that does not work.
 """
 
 import ctypes
@@ -14,7 +15,7 @@ import time
 import traceback
 from typing import Any, Callable, Dict, List, Optional, Tuple, cast
 
-from .errors import StepError, kind_of_exception, printable
+from .errors import StepError, kind_of_exception, memory_fix, memory_limit_text, printable
 from .events import Events, take_stdout
 from .files import inside, write_json
 from .protocol import REQUEST_SCHEMA, RESULT_SCHEMA
@@ -31,11 +32,14 @@ StepFunction = Callable[[Dict[str, Any], str, Events], Dict[str, Any]]
 def main(arguments: Optional[List[str]] = None) -> int:
     """Run what the arguments ask for; gives the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if len(arguments) != 1 or arguments[0].startswith("-"):
-        sys.stderr.write("usage: python3 worker.pyz request.json | probe\n")
+    examining = arguments[:1] == ["doctor"]
+    if not examining and (len(arguments) != 1 or arguments[0].startswith("-")):
+        sys.stderr.write("usage: python3 worker.pyz request.json | probe | doctor [--json]\n")
         return EXIT_USAGE
     stdout = take_stdout()
     _end_with_parent()
+    if examining:
+        return cast("int", importlib.import_module(_PACKAGE + ".worker.doctor").main(arguments[1:], stdout))
     if arguments[0] == "probe":
         host = _step_function("probe", "")({}, "", Events(stdout, ""))["host"]
         os.write(stdout, (json.dumps(host, indent=2, sort_keys=True) + "\n").encode("utf-8"))
@@ -57,16 +61,18 @@ def _run_request(path: str, stdout: int) -> int:
     started = time.time()
     own_version = version()  # before the memory limit: the answer must not need memory that is gone
     step: Optional[str] = None
+    limit: Optional[int] = None
     try:
         request = _read_request(path)
         step = request.get("step")
         _check(request)
-        _limit_memory(request.get("limits", {}).get("memory_bytes"))
+        limit = request.get("limits", {}).get("memory_bytes")
+        _limit_memory(limit)
         with Events(stdout, request["nonce"]) as events:
             answer = _step_function(request["step"], request.get("backend", ""))(request, folder, events)
         result = dict(answer, ok=True, error=None)
     except Exception as error:  # noqa: BLE001  (the edge of the process: whatever went wrong is the step's result)
-        result = {"ok": False, "error": _describe(error)}
+        result = {"ok": False, "error": _describe(error, limit)}
     result.update(schema=RESULT_SCHEMA, step=step, worker=own_version, seconds=round(time.time() - started, 3))
     try:
         write_json(os.path.join(folder, "result.json"), result)
@@ -135,8 +141,11 @@ def _end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _describe(error: BaseException) -> Dict[str, Any]:
+def _describe(error: BaseException, memory_limit: Optional[int] = None) -> Dict[str, Any]:
     kind, message, details, log = _classify(error)
+    if kind == "out-of-memory":
+        details = dict(details, fix=memory_fix(memory_limit, message))
+        message += " ({})".format(memory_limit_text(memory_limit)) if memory_limit else ""
     return {"kind": kind, "message": message, "details": details, "log": log[-200:]}
 
 

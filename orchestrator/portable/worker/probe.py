@@ -3,21 +3,24 @@
 The host description::
 
     {"schema": "enginefarm.host/1", "platform": "linux/amd64", "os": "Ubuntu 22.04.3 LTS", "kernel": "5.15.0",
-     "libc": "glibc 2.36" | null, "python": "3.11.7", "cpu": {"model": str, "count": int}, "memory_bytes": int | null,
+     "libc": "glibc 2.36" | null, "python": "3.11.7", "python_executable": "/usr/bin/python3", "cpu": {"model": str, "count": int},
+     "memory_bytes": int | null,
      "gpus": [{"index": 0, "name": "NVIDIA H200", "uuid": "GPU-..." | null, "compute_capability": "9.0",
                "memory_bytes": int, "sm_count": int | null}],
      "driver": {"version": "580.159.04" | null, "cuda": "13.0" | null} | null,
      "jetson": {"l4t": "32.7.1" | null, "jetpack": "4.6.1" | null, "model": str | null} | null,
      "container": bool,
-     "backends": {"tensorrt": {"version": "8.6.1.6"} | {"error": str},
-                  "tensorrt-rtx": {"version": str, "compute_capabilities": ["7.5", ...]} | {"error": str},
-                  "onnxruntime": {"version": str, "providers": ["cpu", "cuda", ...]} | {"error": str}}}
+     "backends": {"tensorrt": {"version": "8.6.1.6", "cuda": "12.0"} | {"error": str},
+                  "tensorrt-rtx": {"version": str, "cuda": "13", "compute_capabilities": ["7.5", ...]} | {"error": str},
+                  "onnxruntime": {"version": str, "cuda": "13.0", "providers": ["cpu", "cuda", ...]} | {"error": str}}}
 
 ``cpu.count`` is what this process may use; ``memory_bytes`` is the smaller of the machine's memory and the
-container's limit; ``gpus`` are those that CUDA_VISIBLE_DEVICES leaves visible.
+container's limit; ``gpus`` are those that CUDA_VISIBLE_DEVICES leaves visible; ``cuda`` of a backend is what it was built with, as
+exactly as its package says it, and missing where no package does.
 """
 
 import os
+import sys
 from typing import Any, Dict, List, Optional, Tuple
 
 from ..backends.cuda import Cuda
@@ -45,6 +48,7 @@ def describe_host() -> Dict[str, Any]:
         "kernel": machine.kernel(),
         "libc": machine.libc(),
         "python": machine.python_version(),
+        "python_executable": sys.executable,
         "cpu": {"model": machine.cpu_model(), "count": machine.cpu_count()},
         "memory_bytes": machine.memory_bytes(),
         "gpus": gpus,

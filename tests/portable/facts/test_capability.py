@@ -52,6 +52,9 @@ def test_unambiguous_spellings_are_normalised(written: str | int | float, meant:
         (8, ["8.0", "8.6", "8.7", "8.9"]),
         ("12", ["12.0", "12.1"]),
         ("8.4", ["8.0", "8.6", "8.7", "8.9"]),
+        ("8.10", ["8.0", "8.6", "8.7", "8.9"]),
+        ("sm_84", ["8.0", "8.6", "8.7", "8.9"]),
+        ("7.50", ["7.5"]),
     ],
 )
 def test_ambiguous_spellings_name_every_candidate(written: str | int, named: list[str]) -> None:
@@ -65,6 +68,27 @@ def test_renamed_capability_is_no_candidate_of_its_family_but_can_be_written() -
         capability.parse("blackwell")
     assert "10.1" not in str(refused.value)
     assert capability.parse("10.1") == "10.1"
+
+
+@pytest.mark.parametrize(
+    ("written", "candidates"),
+    [
+        ("8.60", ("8.6",)),
+        ("8_6", ("8.6",)),
+        ("086", ("8.6",)),
+        ("12:0", ("12.0",)),
+        ("12.10", ("12.1",)),
+        ("8.10", ("8.0", "8.6", "8.7", "8.9")),
+        ("3.10", ("3.5", "3.7")),
+        ("4.10", ()),
+        ("99.10", ()),
+        ("0x86", ()),
+        ("8", ()),
+        ("fast", ()),
+    ],
+)
+def test_a_misspelt_number_has_its_candidates(written: str, candidates: tuple[str, ...]) -> None:
+    assert capability.candidates(written) == candidates
 
 
 def test_underscore_is_refused_with_the_fix() -> None:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import pickle
 import struct
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -26,6 +29,18 @@ def zipped(*names: str) -> bytes:
         for name in names:
             archive.writestr(name, b"content")
     return stream.getvalue()
+
+
+def tarred(name: str) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo(name))
+    return stream.getvalue()
+
+
+def safetensors() -> bytes:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    return struct.pack("<Q", len(header)) + header + bytes(8)
 
 
 def model() -> bytes:
@@ -67,7 +82,31 @@ def ultralytics(magic: bytes = b"ftrt") -> bytes:
         ("Bitte später erneut versuchen\n".encode(), "text", "plain text"),
         (model(), "onnx-like", "ONNX model"),
         (bytes(range(256)), "unknown", "no known kind"),
-        (b"\x7fELF\x02\x01\x01" + bytes(57), "unknown", "no known kind"),
+        (b"\x7fELF\x02\x01\x01" + bytes(57), "program", "compiled program or library"),
+        (b"MZ\x90\x00\x03" + bytes(59), "program", "compiled program or library"),
+        (b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR", "image", "an image"),
+        (b"\xff\xd8\xff\xe0\x00\x10JFIF\x00", "image", "an image"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(40), "hdf5", "HDF5"),
+        (zipped("metadata.json", "config.json", "model.weights.h5"), "keras-zip", "Keras model"),
+        (zipped("net.mlpackage/Manifest.json"), "coreml", "Core ML"),
+        (b"\x1c\x00\x00\x00TFL3" + bytes(40), "tflite", "TensorFlow Lite"),
+        (b"\x1c\x00\x00\x00ORTM" + bytes(40), "ort", ".ort format"),
+        (b"\x1c\x00\x00\x00ET12eh00" + bytes(40), "executorch", "ExecuTorch"),
+        (b"GGUF\x03\x00\x00\x00" + bytes(40), "gguf", "GGUF"),
+        (b"\x93NUMPY\x01\x00v\x00{'descr': '<f4'}", "numpy", "NumPy array"),
+        (b"PAR1\x15\x04\x15" + bytes(40), "parquet", "Parquet"),
+        (lzma.compress(b"engine"), "xz", "xz archive"),
+        (bz2.compress(b"engine"), "bzip2", "bzip2 archive"),
+        (b"\x28\xb5\x2f\xfd\x24\x06" + bytes(10), "zstd", "Zstandard archive"),
+        (b"7z\xbc\xaf\x27\x1c\x00\x04" + bytes(40), "7z", "7-Zip"),
+        (tarred("model.onnx"), "tar", "tar archive"),
+        (safetensors(), "safetensors", "weights without the network"),
+        (bytes(1), "zeros", "zero bytes"),
+        (bytes(5000), "zeros", "zero bytes"),
+        # saved_model.pb: schema version, MetaGraphDef, MetaInfoDef with a list of operators
+        (b"\x08\x01\x12\xa8\xcb\x06\x0a\xf3\x9d\x01\x12\xd9\x9c\x01\x0a" + bytes(60), "tf-saved-model", "SavedModel"),
+        (b"\x0a\x3a\x0a\x05input\x12\x0bPlaceholder\x2a\x1f\x0a\x05shape", "tf-graph", "GraphDef"),
+        (b"\x08\x04\x12\xd7\x01\x0a\x28\x0a\x05image\x12\x05photo", "coreml", "Core ML"),
     ],
 )
 def test_kinds(content: bytes, kind: str, words: str) -> None:
@@ -79,6 +118,15 @@ def test_kinds(content: bytes, kind: str, words: str) -> None:
 
 def test_an_empty_file_says_so_in_the_words_of_the_documentation() -> None:
     assert sniff(b"", 0)["text"] == "the file is empty (0 bytes)"
+
+
+@pytest.mark.parametrize("content", [b"MZ is how a text may begin", b"PAR", b"GG", bytes(4) + b"TFL"])
+def test_the_beginning_of_a_signature_alone_decides_nothing(content: bytes) -> None:
+    assert sniff(content, 1 << 20)["kind"] in ("text", "unknown")
+
+
+def test_a_few_zero_bytes_of_a_large_file_decide_nothing() -> None:
+    assert sniff(bytes(4), 1 << 20)["kind"] == "unknown"
 
 
 def test_a_text_cut_inside_a_character_is_still_text() -> None:

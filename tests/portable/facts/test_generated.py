@@ -153,6 +153,7 @@ def test_facts_work_from_inside_a_zip_archive(tmp_path: Path) -> None:
     assert {**found, "python": None} == {**EXPECTED, "python": None}
 
 
+@pytest.mark.interpreters
 @pytest.mark.skipif(PYTHON36 is None, reason="no Python 3.6 found (set ENGINEFARM_PYTHON36)")
 def test_facts_work_with_python_3_6_from_inside_a_zip_archive(tmp_path: Path) -> None:
     assert PYTHON36 is not None

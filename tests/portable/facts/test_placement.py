@@ -158,6 +158,34 @@ def test_a_missing_onnxruntime_is_named() -> None:
     assert refused(can_build(CPU, bare)) == "ONNX Runtime is not installed here; pip install onnxruntime"
 
 
+@pytest.mark.parametrize(
+    ("target", "backend", "probed", "said"),
+    [
+        (
+            CPU,
+            "onnxruntime",
+            "not installed",
+            "ONNX Runtime is not installed for /usr/bin/python3; /usr/bin/python3 -m pip install onnxruntime",
+        ),
+        (
+            RTX_AMPERE,
+            "tensorrt-rtx",
+            "OSError: {it}",
+            "TensorRT-RTX 1.7 does not import for /usr/bin/python3 (OSError: {it}); /usr/bin/python3 -m pip install 'enginefarm[rtx]'",
+        ),
+        (AMPERE, "tensorrt", "not installed", "TensorRT 8.6.1 is not installed for /usr/bin/python3; install it for /usr/bin/python3"),
+    ],
+)
+def test_the_interpreter_that_lacks_a_backend_is_named(target: dict[str, Any], backend: str, probed: str, said: str) -> None:
+    machine = {**A100, "python_executable": "/usr/bin/python3", "backends": {backend: {"error": probed}}}
+    assert refused(can_build(target, machine)) == said
+
+
+def test_an_interpreter_with_a_blank_in_its_path_can_be_pasted() -> None:
+    machine = {**host(backends={"onnxruntime": {"error": "not installed"}}), "python_executable": "/opt/my python/bin/python3"}
+    assert refused(can_build(CPU, machine)).endswith("'/opt/my python/bin/python3' -m pip install onnxruntime")
+
+
 def test_the_cuda_provider_needs_gpu_provider_and_driver() -> None:
     assert can_build(ORT_CUDA, A100).verdict == "yes"
     cpu_only = host(gpus=[gpu("NVIDIA A100", "8.0")])

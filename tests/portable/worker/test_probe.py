@@ -21,11 +21,13 @@ def test_the_description_has_every_documented_field() -> None:
     host = probe.describe_host()
 
     assert list(host) == [
-        "schema", "platform", "os", "kernel", "libc", "python", "cpu", "memory_bytes", "gpus", "driver", "jetson", "container", "backends",
+        "schema", "platform", "os", "kernel", "libc", "python", "python_executable", "cpu", "memory_bytes", "gpus", "driver", "jetson",
+        "container", "backends",
     ]  # fmt: skip
     assert all(f'"{field}":' in str(probe.__doc__) for field in host)
     assert host["schema"] == HOST_SCHEMA
     assert host["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert host["python_executable"] == sys.executable
     assert host["cpu"]["count"] >= 1
     assert host["backends"]["onnxruntime"]["version"]
     assert "cpu" in host["backends"]["onnxruntime"]["providers"]
