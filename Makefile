@@ -12,9 +12,13 @@ export EF_TARGETS := $(value TARGETS)
 export EF_JOBS := $(value JOBS)
 export EF_MODEL_VERSION := $(value MODEL_VERSION)
 export EF_ARGS := $(value ARGS)
+# a Python that is asked for by name is used or refused, never replaced
+ifneq ($(origin PYTHON),file)
+export EF_PYTHON := $(value PYTHON)
+endif
 
-BOOTSTRAP = @command -v "$(PYTHON)" >/dev/null || { echo 'enginefarm: no "$(PYTHON)" here; install Python 3.10 or newer, or say make PYTHON=...' >&2; exit 4; }; \
-	"$(PYTHON)" tools/bootstrap.py
+SET_UP = @command -v "$(PYTHON)" >/dev/null || { echo 'enginefarm: no "$(PYTHON)" here; install Python 3.10 or newer, or say make PYTHON=...' >&2; exit 4; }; \
+	"$(PYTHON)" tools/start.py
 RUN = @.venv/bin/python tools/from_make.py
 
 .PHONY: help engines plan test lint bench nightly worker lock clean
@@ -25,35 +29,35 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' Makefile
 
 engines: ## build and check an engine of MODEL for every target that a runner here can take
-	$(BOOTSTRAP) run rtx
+	$(SET_UP) engines run rtx
 	$(RUN) engines
 
 plan: ## say what engines would build, and where; builds nothing
-	$(BOOTSTRAP) run rtx
+	$(SET_UP) plan run rtx
 	$(RUN) plan
 
 test: ## run the tests; ARGS go to pytest
-	$(BOOTSTRAP) test rtx
+	$(SET_UP) test test rtx
 	$(RUN) test
 
 lint: ## formatting, types, import rules, generated files, CI definitions
-	$(BOOTSTRAP) lint
+	$(SET_UP) lint lint
 	@.venv/bin/python tools/lint.py
 
 bench: ## build real public models for all rtx and cpu targets and write docs/bench.md
-	$(BOOTSTRAP) run rtx bench
+	$(SET_UP) bench run rtx bench
 	$(RUN) bench
 
 nightly: ## build every model under MODELS again
-	$(BOOTSTRAP) run rtx
+	$(SET_UP) nightly run rtx
 	$(RUN) nightly
 
 worker: ## build worker.pyz, the part that travels to other machines
-	$(BOOTSTRAP) run
+	$(SET_UP) worker run
 	$(RUN) worker
 
 lock: ## write requirements/*.txt from pyproject.toml; ARGS=--upgrade takes newer versions
-	$(BOOTSTRAP) lock
+	$(SET_UP) lock lock
 	$(RUN) lock
 
 clean: ## remove .venv and everything generated; artifacts/ stays

@@ -158,6 +158,7 @@ VALIDATION_FAILED = Kind("EF308", Exit.FAILED, "validation could not finish")
 NO_RUNNER = Kind("EF310", Exit.NO_RUNNER, "no runner can take this target")
 UNVALIDATED = Kind("EF311", Exit.NO_RUNNER, "engine is unvalidated")
 IMAGE_BUILD_FAILED = Kind("EF312", Exit.FAILED, "a derived image did not build")
+NO_ENGINE = Kind("EF313", Exit.NO_RUNNER, "no engine of the manifest can be taken")
 
 # EF4xx: infrastructure
 DISK = Kind("EF400", Exit.INFRASTRUCTURE, "disk")
@@ -194,3 +195,4 @@ DIGEST_MISMATCH = Kind("EF601", Exit.REFUSED, "file changed after it was checked
 MANIFEST_UNREADABLE = Kind("EF602", Exit.REFUSED, "manifest cannot be used")
 IMAGE_NOT_ALLOWED = Kind("EF603", Exit.REFUSED, "registry is not on the allow-list")
 IMAGE_DIGEST = Kind("EF604", Exit.REFUSED, "image is not what its digest says")
+ENGINE_MISNAMED = Kind("EF605", Exit.REFUSED, "engine is not what its name says")

@@ -92,7 +92,6 @@ class BuildFinished(BuildEvent):
     status: str
     detail: str
     cached: bool = False
-    file: str | None = None
     size_bytes: int | None = None
     precision: str | None = None
     seconds: float = 0.0
@@ -105,6 +104,7 @@ class RunFinished(Event):
     run: str
     exit_code: int
     counts: dict[str, int]
+    interrupted: tuple[str, ...] = ()
     manifests: tuple[str, ...]
     seconds: float
 

@@ -6,9 +6,12 @@ so the skip of a whole file: where CI has what a test needs, "not run" must not 
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
+import shutil
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIRED = frozenset(filter(None, os.environ.get("ENGINEFARM_REQUIRE", "").replace(" ", "").split(",")))
 LOOPBACK = ("127.", "::1", "localhost")
 FROM_CI = ("CI", "GITHUB_ACTIONS", "GITLAB_CI", "GITHUB_STEP_SUMMARY", "NO_COLOR", "FORCE_COLOR", "COLUMNS")
+OTHER_PYTHONS = ("3.6", "3.7", "3.8", "3.9", "3.10", "3.12", "3.13", "3.14")
 FROM_MAKE = ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS")
 
 
@@ -32,6 +36,37 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("rtx") and importlib.util.find_spec("tensorrt_rtx_bindings") is None:
         pytest.skip("TensorRT-RTX is not installed (make test fetches it on Linux x86_64)")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test with the argument ``other_python`` runs once with each other interpreter of this machine."""
+    if "other_python" in metafunc.fixturenames:
+        none = pytest.param("", marks=pytest.mark.skip(reason="no other Python here: name some in ENGINEFARM_PYTHONS"))
+        metafunc.parametrize("other_python", other_pythons() or [none])
+
+
+@functools.lru_cache(maxsize=1)
+def other_pythons() -> list[str]:
+    """ENGINEFARM_PYTHONS (colon-separated) as given, else one that runs of each version on PATH or kept by pyenv."""
+    given = os.environ.get("ENGINEFARM_PYTHONS")
+    if given:
+        return given.split(":")
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = []
+    for version in OTHER_PYTHONS:
+        candidates = [shutil.which(f"python{version}"), *map(str, sorted(pyenv.glob(f"{version}.*/bin/python3")))]
+        found += [path for path in candidates if path and is_python(path, version)][:1]
+    return found
+
+
+def is_python(path: str, version: str) -> bool:
+    """Whether ``path`` runs and is that version: a shim of pyenv is on PATH for versions that are switched off."""
+    question = "import sys; sys.stdout.write('%d.%d' % sys.version_info[:2])"
+    try:
+        done = subprocess.run([path, "-I", "-c", question], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0 and done.stdout == version
 
 
 @pytest.hookimpl(wrapper=True)

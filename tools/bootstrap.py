@@ -1,6 +1,6 @@
 """Makes or refreshes .venv for make: `python3 tools/bootstrap.py GROUP...` with groups run, rtx, test, lint, lock, bench.
 
-Standard library only and Python 3.6 syntax, so that an old python3 can say what is missing instead of a SyntaxError.
+Standard library only and Python 3.6 syntax: an old python3 can still find a newer one. make starts it through start.py.
 Each group is one file of hashed pins in requirements/. A stamp in .venv holds what a group was installed from; when
 nothing changed, nothing is started. ENGINEFARM_RTX=0 leaves TensorRT-RTX out, ENGINEFARM_UV=0 uses pip though uv is there.
 """
@@ -80,12 +80,9 @@ def choose_python() -> Optional[str]:
     found = newer_python()
     if found or uv():
         return found
-    raise SetupError(
-        "Python %d.%d or newer is needed, and %s is %d.%d.\n"
-        "  Debian, Ubuntu: sudo apt-get install python3.12 python3.12-venv   (or the newest 3.x your release has)\n"
-        "  macOS:          brew install python@3.12\n"
-        "  then:           make PYTHON=python3.12 ..." % (OLDEST + (sys.executable,) + sys.version_info[:2])
-    )
+    from start import too_old
+
+    raise SetupError(too_old(sys.executable))
 
 
 def venv_version() -> Optional[Version]:
@@ -103,6 +100,9 @@ def venv_version() -> Optional[Version]:
     if version < OLDEST or (base and (int(base.group(1)), int(base.group(2))) != version):
         return None
     if not uv() and not os.path.isdir(os.path.join(VENV, "lib", "python%d.%d" % version, "site-packages", "pip")):
+        return None
+    # A Python that was asked for by name is what the venv shall have.
+    if os.environ.get("EF_PYTHON") and version != sys.version_info[:2]:
         return None
     return version
 
@@ -245,7 +245,8 @@ def install_rtx(version: Version) -> None:
         write_stamp("rtx", version, "TensorRT-RTX is left out (%s): the rtx targets have no runner here, the cpu target has" % obstacle)
         return
     say(RTX_NOTICE)
-    if install(["--require-hashes", "-r", os.path.join("requirements", "rtx.txt")], quiet=False):
+    # minutes on a slow line: whoever watches wants the progress, a log does not
+    if install(["--require-hashes", "-r", os.path.join("requirements", "rtx.txt")], quiet=not sys.stderr.isatty()):
         say("TensorRT-RTX could not be fetched (see above): going on without it, cpu target only; the next make tries again")
         return
     write_stamp("rtx", version)

@@ -21,7 +21,7 @@ STALE = 5
 FOR_PEOPLE = {
     *("source", "sources", "rules", "cudnn", "ubuntu", "gpu_families"),
     *("oss_default_archs", "csv_files"),
-    *("fields", "runtime_messages", "message"),
+    *("fields", "runtime_messages", "message", "message_values", "message_patterns"),
     *("behaviour", "build", "progress", "memory", "conversions", "size"),
     *("nvidia_require", "violations", "excluded", "gpu_dropped", "cuda_toolkit", "compatibility"),
 }

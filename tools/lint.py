@@ -15,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 WORKFLOWS = "ci/github/engines.yml"
+BEFORE_VENV = ["tools/start.py", "tools/bootstrap.py", "tools/from_make.py"]  # run by whatever Python the system has
 SCRIPTS = ["tools", "bench", "examples", "tests/conftest.py"]
 
 
@@ -27,7 +28,8 @@ def checks() -> dict[str, list[str]]:
         # a cache of its own: checks run side by side, and mypy does not share one
         "mypy scripts": ["mypy", "--strict", "--cache-dir", ".mypy_cache/scripts", *SCRIPTS],
         "import rules": ["lint-imports"],
-        "Python 3.6 syntax": ["vermin", "-t=3.6-", "--violations", "--no-tips", "orchestrator/portable", "tools/bootstrap.py"],
+        "Python 3.6 syntax": ["vermin", "-t=3.6-", "--violations", "--no-tips", "orchestrator/portable", *BEFORE_VENV],
+        "Python 2.7 syntax": ["vermin", "-t=2.7-", "-t=3.0-", "--violations", "--no-tips", "tools/start.py"],
         "requirements": ["python", "tools/lock.py", "--check"],
         "GitHub schema": ["check-jsonschema", "--builtin-schema", "vendor.github-workflows", WORKFLOWS],
         "GitLab schema": [

@@ -131,6 +131,12 @@ class EngineName:
     suffix: str
     validated: bool
 
+    @property
+    def claims(self) -> tuple[str, ...]:
+        """One phrase per part, in a fixed order."""
+        status = "checked" if self.validated else "unvalidated"
+        return (f"model {self.model}", f"version {self.version}", f"tag {self.tag}", status, f"suffix .{self.suffix}")
+
 
 def engine_file(model: str, version: int, tag: str, backend: str, *, validated: bool) -> str:
     """``lane_v3_ampere.engine``; ``.onnx`` for onnxruntime; ``.unvalidated.`` before the suffix unless ``validated``."""

@@ -6,8 +6,9 @@
     artifacts/lane/latest.json                  the version that services take
     artifacts/lane/v3/lane_v3.json              the manifest; its revision rises with every commit
     artifacts/lane/v3/lane_v3_ampere.engine
+    artifacts/lane/v3/libours.so                what engines need beside them: plugins, the fallback
     artifacts/lane/v3/manifests/<sha256>.json   manifests of earlier revisions
-    artifacts/lane/v3/quarantine/<tag>/         a failed engine with the evidence
+    artifacts/lane/v3/quarantine/<tag>/         a failed engine with the evidence, until one of that tag comes that has no problem
     artifacts/lane/v3/.stage-*/                 a commit in the making; thrown away if its run dies
     artifacts/lane/v3/.commit/                  a commit that is decided; whoever takes the lock next finishes it if its run dies
 
@@ -40,6 +41,7 @@ LATEST = "latest.json"
 COMMIT = ".commit"
 STAGE = ".stage-"
 JOURNAL = "journal.json"
+QUARANTINE = "quarantine"
 
 
 class Placed(NamedTuple):
@@ -86,6 +88,7 @@ def _apply(version_folder: Path) -> None:
         sync_folder(version_folder)
         for name in plan["removes"]:
             member(version_folder, name).unlink(missing_ok=True)
+        _release_from_quarantine(version_folder / QUARANTINE, plan.get("released", ()))
         latest = commit / LATEST
         if latest.exists():
             latest.replace(version_folder.parent / LATEST)
@@ -93,6 +96,15 @@ def _apply(version_folder: Path) -> None:
         sync_folder(version_folder)
         journal.unlink()
     shutil.rmtree(commit)
+
+
+def _release_from_quarantine(quarantine: Path, tags: Sequence[str]) -> None:
+    for tag in tags:
+        kept = member(quarantine, tag)
+        if kept.exists():
+            shutil.rmtree(kept)
+    with contextlib.suppress(OSError):
+        quarantine.rmdir()  # only when nothing is in it
 
 
 def _settle(model_folder: Path) -> None:
@@ -152,6 +164,7 @@ class Release:
         self.latest_moved = False
         self.latest_note = ""
         self._staged: dict[str, Placed] = {}
+        self._attached: list[str] = []
         self._wait = (timeout, on_wait)
         self._stack = contextlib.ExitStack()
         self._previous_bytes: bytes | None = None
@@ -197,9 +210,18 @@ class Release:
         self._staged[file_name] = placed
         return placed
 
+    def attach(self, source: Path, file_name: str) -> Placed:
+        """Copy in a file that engines need beside them (a plugin library, a fallback), to be there after ``commit``."""
+        placed = self.place(source, file_name)
+        self._attached.append(file_name)
+        return placed
+
     def quarantine(self, tag: str, source: Path | None, evidence: Mapping[str, bytes | Path]) -> Path:
-        """Keep a failed engine and what shows that it failed in ``quarantine/<tag>/``, in place of what was there; returns that folder."""
-        kept = member(self.folder / "quarantine", tag)
+        """Keep a failed engine and what shows that it failed in ``quarantine/<tag>/``, in place of what was there; returns that folder.
+
+        It stays until a later run commits an engine with this tag that has no problem.
+        """
+        kept = member(self.folder / QUARANTINE, tag)
         with disk_errors(f"write {kept}"):
             fresh = Path(tempfile.mkdtemp(prefix=STAGE, dir=self.folder))
             fresh.chmod(0o755)
@@ -227,16 +249,18 @@ class Release:
         The revision is counted here, under the lock. ``move_latest``: the run ended with exit code 0.
         """
         self._check_model(manifest)
+        own = {record.tag for record in manifest.engines}
         engines = merge_engines(self.previous, manifest.engines, folder=self.folder)
         revision = self.previous.revision + 1 if self.previous else 1
         manifest = manifest.model_copy(update={"engines": engines, "revision": revision})
         data = manifest.as_json()
         name = manifest_file(self.name, self.version)
         parse_manifest(data, self.folder / name)  # what is written can be read
-        moves = [*self._moves(engines), name]
+        moves = [*dict.fromkeys((*self._moves(engines), *self._attached)), name]
         after = {record.file: record.digest for record in engines if record.file is not None}
         before = {record.file: record.digest for record in self.previous.engines if record.file is not None} if self.previous else {}
         removes = sorted(before.keys() - after.keys())
+        released = [record.tag for record in engines if record.tag in own and record.file is not None and record.problem is None]
         changed = any(after.get(file) != digest for file, digest in before.items())
         with disk_errors(f"write {self.folder / name}"):
             self._decide_latest(engines, move_latest, changed=changed)
@@ -244,7 +268,7 @@ class Release:
                 write_new(self._stage / LATEST, self._latest(manifest, data))
             self._keep_previous()
             write_new(self._stage / name, data)
-            write_new(self._stage / JOURNAL, json.dumps({"moves": moves, "removes": removes}).encode())
+            write_new(self._stage / JOURNAL, json.dumps({"moves": moves, "removes": removes, "released": released}).encode())
             sync_folder(self._stage)
             self._stage.replace(self.folder / COMMIT)
             sync_folder(self.folder)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchestrator.cli.image_options import Allow, Mirror
+
 if TYPE_CHECKING:
     from orchestrator.pipeline.options import BuildOptions
 
@@ -25,7 +27,10 @@ def default_jobs() -> int:
 
 def build_command(
     ctx: typer.Context,
-    models: Annotated[list[Path], typer.Argument(envvar=_env("MODELS"), help="ONNX files, or folders that hold some.", show_default=False)],
+    models: Annotated[
+        list[Path],
+        typer.Argument(envvar=_env("MODELS"), metavar="MODEL...", help="ONNX files, or folders that hold some.", show_default=False),
+    ],
     target: Annotated[
         list[str], typer.Option("--target", "-t", envvar=_env("TARGETS"), help="Target name, glob or label:NAME; repeatable. Default: all.")
     ] = [],  # noqa: B006  (typer copies it)
@@ -44,7 +49,10 @@ def build_command(
     ] = [],  # noqa: B006
     precision: Annotated[str | None, typer.Option("--precision", envvar=_env("PRECISION"), help="fp32, fp16, bf16, int8 or fp8.")] = None,
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", envvar=_env("JOBS"), min=1, help="Builds at a time.")] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", envvar=_env("OUTPUT"), help="Folder of the engines.")] = Path("artifacts"),
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", envvar=_env("OUTPUT"), help="Folder of the engines. Default: artifacts, in the project."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", envvar=_env("FORCE"), help="Build again what is up to date.")] = False,
     no_validate: Annotated[bool, typer.Option("--no-validate", envvar=_env("NO_VALIDATE"), help="Skip the validate steps.")] = False,
     exit_first: Annotated[
@@ -60,15 +68,25 @@ def build_command(
     ] = None,
     runners: Annotated[Path | None, typer.Option("--runners", envvar=_env("RUNNERS"), help="runners.yaml to use.")] = None,
     python: Annotated[str | None, typer.Option("--python", envvar=_env("PYTHON"), help="Interpreter of the local runner.")] = None,
-    quiet: Annotated[int, typer.Option("--quiet", "-q", count=True, help="Only failures and the result.")] = 0,
-    verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Phases and warnings; twice: every log line.")] = 0,
+    locked: Annotated[
+        bool, typer.Option("--locked", envvar=_env("LOCKED"), help="Only images whose digest is in targets/targets.lock (else exit 5).")
+    ] = False,
+    offline: Annotated[
+        bool, typer.Option("--offline", envvar=_env("OFFLINE"), help="Ask no registry; images must be on the engine.")
+    ] = False,
+    allow: Allow = None,
+    mirror: Mirror = None,
+    quiet: Annotated[int, typer.Option("--quiet", "-q", count=True, show_default=False, help="Only failures and the result.")] = 0,
+    verbose: Annotated[
+        int, typer.Option("--verbose", "-v", count=True, show_default=False, help="Phases and warnings; twice: every log line.")
+    ] = 0,
     progress: Annotated[
         str, typer.Option("--progress", envvar=_env("PROGRESS"), help="auto, tty, plain or json (JSON lines on standard error).")
     ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")] = False,
 ) -> None:
     """Build engines of ONNX models for the targets of the matrix, and check them."""
-    from orchestrator.cli.settings import find_settings
+    from orchestrator.cli.settings import load_settings
     from orchestrator.cli.values import PROGRESS, check_choice, parse_shapes, parse_size
     from orchestrator.matrix.schema import PRECISIONS
     from orchestrator.pipeline.options import BuildOptions
@@ -76,12 +94,15 @@ def build_command(
 
     check_choice("--progress", progress, PROGRESS)
     check_choice("--precision", precision, PRECISIONS)
-    settings = find_settings(Path.cwd())
+    settings = load_settings(Path.cwd())
+    home = _home(settings.project)
     options = BuildOptions(
-        project=settings.parent if settings else Path.cwd(),
+        project=settings.project,
+        model_folders=tuple(Path(name) for name in settings.default_map["build"].get("models", ()) if Path(name).is_dir()),
         models=tuple(models),
         targets=tuple(target),
-        output=output,
+        output=output or home / "artifacts",
+        state=home / ".enginefarm",
         available=available,
         allow_unvalidated=allow_unvalidated,
         version=model_version,
@@ -97,6 +118,10 @@ def build_command(
         validate_timeout=validate_timeout,
         runners=runners,
         python=python,
+        locked=locked,
+        offline=offline,
+        allow=tuple(allow or ()),
+        mirrors=tuple(mirror or ()),
         ci=in_ci(),
         weak=_from_settings(ctx, {"target": "targets", "precision": "precision", "shape": "shapes"}),
     )
@@ -105,6 +130,11 @@ def build_command(
     else:
         code = _run(options, progress, verbose - quiet, as_json)
         raise typer.Exit(code)
+
+
+def _home(project: Path) -> Path:
+    """The project's folder as seen from here: relative where it is this folder, so that messages and manifests stay short and portable."""
+    return Path() if project == Path.cwd() else Path(os.path.relpath(project))
 
 
 def _from_settings(ctx: typer.Context, parameters: dict[str, str]) -> frozenset[str]:
@@ -116,7 +146,7 @@ def _from_settings(ctx: typer.Context, parameters: dict[str, str]) -> frozenset[
 def _run(options: BuildOptions, progress: str, verbosity: int, as_json: bool) -> int:
     import json
 
-    from orchestrator.cli.screen import print_lines, progress_view, stop_on_signals
+    from orchestrator.cli.screen import emit, print_lines, progress_view, stop_on_signals
     from orchestrator.events import Bus
     from orchestrator.pipeline.run import run_build
     from orchestrator.report import summary
@@ -126,7 +156,7 @@ def _run(options: BuildOptions, progress: str, verbosity: int, as_json: bool) ->
     with stop_on_signals(cancel, quiet=progress == "json"), progress_view(progress, verbosity) as view:
         result = run_build(options, Bus(view), cancel)
     if as_json:
-        sys.stdout.write(json.dumps(summary.as_json(result), indent=2, ensure_ascii=False) + "\n")
+        emit(json.dumps(summary.as_json(result), indent=2, ensure_ascii=False) + "\n")
     else:
         _show_problems(result, progress)
         print_lines(summary.table(result, _width()))

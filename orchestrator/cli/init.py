@@ -16,13 +16,16 @@ MAKEFILE = "enginefarm.mk"
 
 _MAKEFILE_TEXT = """\
 # Engines for this project. In your Makefile:  include enginefarm.mk
-# make engines MODEL=lane.onnx [TARGETS="rtx-ada cpu"] [JOBS=2] [MODEL_VERSION=3] [ARGS="--available"]
+# make engines MODEL=lane.onnx [TARGETS="rtx-ada cpu"] [JOBS=2] [MODEL_VERSION=3] [ARGS="--shape x:1x3x224x224"]
+# Builds what a runner here can take; without --available a target that none can take is an error. MODEL may be left out
+# where enginefarm.yaml names the models.
 ENGINEFARM ?= enginefarm
 
 .PHONY: engines
 engines:
-\t$(ENGINEFARM) build $(MODEL) $(foreach target,$(TARGETS),--target '$(target)') \\
-\t\t$(if $(JOBS),--jobs $(JOBS)) $(if $(MODEL_VERSION),--model-version $(MODEL_VERSION)) $(ARGS)
+\t$(ENGINEFARM) build --available $(foreach target,$(TARGETS),--target '$(target)') \\
+\t\t$(if $(JOBS),--jobs $(JOBS)) $(if $(MODEL_VERSION),--model-version $(MODEL_VERSION)) $(ARGS) \\
+\t\t$(if $(MODEL),-- '$(subst ','\\'',$(MODEL))')
 """
 
 

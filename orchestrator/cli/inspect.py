@@ -20,6 +20,10 @@ Lines = list[tuple[str, str]]
 """Label and text of each line; an empty label continues the one above."""
 
 
+_FOLDED = ("FILE", "RUNS ON", "BACKEND")
+"""Columns of a manifest that may go below their row, in this order."""
+
+
 @dataclass
 class Finding:
     """What was found out about one file: ``kind`` is model, engine, manifest or unknown; ``fields`` are for ``--json``."""
@@ -43,6 +47,8 @@ def inspect_command(
 ) -> None:
     """Show what a model, an engine or a manifest is, without a GPU and without loading it."""
     import json
+    import shutil
+    import sys
 
     from orchestrator.errors import raise_all
 
@@ -50,20 +56,44 @@ def inspect_command(
     if as_json:
         typer.echo(json.dumps([finding.as_dict() for finding in findings], indent=2, ensure_ascii=False))
     else:
-        texts = [_text(finding) for finding in findings if finding.title]
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        texts = [_text(finding, width) for finding in findings if finding.title]
         if texts:
             typer.echo("\n\n".join(texts))
     raise_all(problem for finding in findings for problem in finding.problems)
 
 
-def _text(finding: Finding) -> str:
-    from orchestrator.report.text import columns, safe
+def _text(finding: Finding, width: int | None = None) -> str:
+    """The finding for people; ``width`` is that of the terminal in cells, None when there is none: then every row is one line."""
+    from orchestrator.report.text import columns, hang, safe
 
     lines = [f"{safe(str(finding.path))}: {safe(finding.title)}"]
-    lines += [f"  {line}" for line in columns([[label, safe(text)] for label, text in finding.lines])]
+    if width is None:
+        lines += [f"  {line}" for line in columns([[label, safe(text)] for label, text in finding.lines])]
+    else:
+        indent = 4 + max((len(label) for label, _ in finding.lines), default=0)
+        lines += [line for label, text in finding.lines for line in hang(f"  {label}", safe(text), width, indent)]
     if finding.table:
-        lines += ["", *(f"  {line}" for line in columns([[safe(cell) for cell in row] for row in finding.table]))]
+        rows = [[safe(cell) for cell in row] for row in finding.table]
+        lines += ["", *(columns(rows, indent=2) if width is None else _folded(rows, width))]
     return "\n".join(lines)
+
+
+def _folded(rows: list[list[str]], width: int) -> list[str]:
+    """The rows, the first of which names the columns, on ``width`` cells: what does not fit goes below its row, the longest texts first."""
+    from orchestrator.report.text import columns, hang
+
+    below: list[int] = []
+    for column in (None, *_FOLDED):
+        below += [] if column is None else [rows[0].index(column)]
+        beside = columns([[cell for index, cell in enumerate(row) if index not in below] for row in rows], indent=2)
+        if max(map(len, beside)) <= width:
+            break
+    lines = beside[:1]
+    for row, line in zip(rows[1:], beside[1:], strict=True):
+        lines.append(line)
+        lines += [part for index in sorted(below) if row[index] for part in hang("", row[index], width, 6)]
+    return lines
 
 
 def look(path: Path) -> Finding:
@@ -105,26 +135,53 @@ def _bytes(count: int) -> str:
 
 
 def _look_at_model(finding: Finding) -> None:
-    from orchestrator.artifacts.entry import changed, find_entry
+    from orchestrator.artifacts.entry import find_entry
     from orchestrator.artifacts.files import sha256_file
+    from orchestrator.artifacts.names import parse_engine_file
     from orchestrator.models.load import load_model
 
+    # an engine for ONNX Runtime is an ONNX file too: its manifest tells it from a model
+    if finding.path.is_file():
+        digest = sha256_file(finding.path) if parse_engine_file(finding.path.name) else None
+        entry = find_entry(finding.path, digest)
+        if entry is not None:
+            _look_at_onnx_engine(finding, entry, digest or sha256_file(finding.path))
+            return
     model = load_model(finding.path)
     finding.kind, finding.title = "model", "ONNX model"
+    finding.fields = _model_fields(model)
+    finding.lines = [("model digest", model.digest), *_model_lines(model)]
+
+
+def _look_at_onnx_engine(finding: Finding, entry: Entry, digest: str) -> None:
+    """A file that a manifest names: what is wrong with it makes it no engine, where a model would be unusable input."""
+    from orchestrator.artifacts.entry import entry_problems
+    from orchestrator.errors import ENGINE_UNREADABLE, EnginefarmError, Where, flatten
+    from orchestrator.models.load import load_model
+
+    finding.fields = {"backend": entry.record.backend, "digest": digest, "manifest": _entry_fields(entry, digest)}
+    try:
+        model = load_model(finding.path)
+    except EnginefarmError as error:
+        finding.title = "not an engine"
+        finding.lines = [("size", _bytes(finding.path.stat().st_size))]
+        where = Where(file=str(finding.path), target=entry.record.target)
+        finding.problems += [
+            EnginefarmError(ENGINE_UNREADABLE, each.what, where=where, why=each.why, fix=each.fix) for each in flatten(error)
+        ]
+    else:
+        finding.kind, finding.title = "engine", "ONNX Runtime engine (an ONNX file)"
+        finding.fields["model"] = _model_fields(model)
+        finding.lines = _model_lines(model)
+    finding.lines += [("file digest", digest), *_entry_lines(entry, digest, finding.path.name)]
+    finding.problems += entry_problems(finding.path, entry, digest)
+
+
+def _model_fields(model: Model) -> dict[str, Any]:
     fields = asdict(model)
     fields["path"] = str(model.path)
     del fields["staged"]
-    finding.fields = fields
-    finding.lines = _model_lines(model)
-    entry = find_entry(finding.path)
-    if entry is not None:
-        # an engine for ONNX Runtime is an ONNX file too
-        digest = sha256_file(finding.path)
-        finding.kind, finding.title = "engine", "ONNX Runtime engine (an ONNX file)"
-        finding.fields = {"backend": entry.record.backend, "digest": digest, "model": fields, "manifest": _entry_fields(entry, digest)}
-        finding.lines += [("sha256", digest.removeprefix("sha256:")), *_entry_lines(entry, digest, finding.path.name)]
-        mismatch = changed(finding.path, entry, digest)
-        finding.problems += [mismatch] if mismatch else []
+    return fields
 
 
 def _shape(dims: Sequence[int | str | None] | None) -> str:
@@ -149,7 +206,6 @@ def _most(counts: dict[str, int], limit: int = 8) -> str:
 def _model_lines(model: Model) -> Lines:
     opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in model.opsets.items())
     lines: Lines = [
-        ("digest", model.digest),
         ("size", _bytes(model.size_bytes)),
         ("opset", f"{opsets} (IR {model.ir_version})"),
         ("producer", model.producer or "not said"),
@@ -176,6 +232,8 @@ def _look_at_engine(finding: Finding) -> None:
     finding.kind = "engine" if facts.is_plan else "unknown"
     finding.title = KINDS[header["kind"]] if facts.is_plan else "not an engine"
     finding.problems += facts.problems
+    if facts.is_plan and facts.name is not None and facts.entry is None and not facts.problems:
+        finding.problems += _against_target(finding.path, header, facts.name.tag)
     finding.fields = {
         "backend": header["kind"] if facts.is_plan else None,
         "version": header["version"],
@@ -193,6 +251,20 @@ def _look_at_engine(finding: Finding) -> None:
     finding.lines = _engine_lines(facts)
 
 
+def _against_target(path: Path, header: dict[str, Any], tag: str) -> list[EnginefarmError]:
+    """Whether the header fits the target whose tag the name carries, when there is such a target here."""
+    from orchestrator.artifacts.entry import contradicted
+    from orchestrator.cli.targets import project_matrix
+    from orchestrator.errors import EnginefarmError
+
+    try:
+        rows = [row.target for row in project_matrix().select([]) if row.target.tag == tag]
+    except EnginefarmError:
+        return []  # `enginefarm targets check` says what is wrong with the targets here
+    found = [contradicted(path, header, row.backend, row.compute_capability, f"target {row.name}") for row in rows]
+    return [problem for problem in found if problem]
+
+
 def _engine_lines(facts: EngineFacts) -> Lines:
     header = facts.header
     lines: Lines = []
@@ -206,7 +278,7 @@ def _engine_lines(facts: EngineFacts) -> Lines:
         lines.append(("capabilities", "not in a TensorRT header; only a manifest says it"))
     if header["prefix_bytes"]:
         lines.append(("prefix", f"{header['prefix_bytes']} bytes of metadata before the plan"))
-    lines += [("size", _bytes(header["size"])), ("sha256", facts.digest.removeprefix("sha256:"))]
+    lines += [("size", _bytes(header["size"])), ("file digest", facts.digest)]
     if facts.name is not None:
         checked = "" if facts.name.validated else ", unvalidated"
         lines.append(("name says", f"model {facts.name.model}, version {facts.name.version}, tag {facts.name.tag}{checked}"))
@@ -241,7 +313,7 @@ def _entry_lines(entry: Entry, digest: str, file: str) -> Lines:
     model = entry.manifest.model
     return [
         ("manifest", f"{entry.path.name}, revision {entry.manifest.revision}, target {record.target}; {same}{renamed}"),
-        ("model", f"{model.name} v{model.version}, {model.digest}"),
+        ("model", f"{model.name} v{model.version}, model digest {model.digest}"),
         ("status", f"{record.verdict.status}: {record.verdict.reason}"),
         ("built by", f"{record.backend} {record.backend_version or ''}".rstrip() + f", {record.precision}"),
         ("runs on", _runs_on(record)),
@@ -262,7 +334,8 @@ def _look_at_manifest(finding: Finding) -> None:
     finding.title = f"manifest of {model.name} v{model.version}, revision {manifest.revision}"
     finding.fields = {"manifest": str(path), "content": manifest.model_dump(mode="json", by_alias=True)}
     finding.lines = [
-        ("model", f"{model.digest}, from {model.source}"),
+        ("model digest", model.digest),
+        ("model from", model.source),
         *((label, ", ".join(f"{t.name} {t.dtype} {_shape(t.shape)}" for t in tensors)) for label, tensors in _io(manifest)),
         ("made by", f"enginefarm {manifest.enginefarm}, run {manifest.run}, {manifest.created_at}"),
     ]
@@ -276,7 +349,7 @@ def _io(manifest: Manifest) -> list[tuple[str, Any]]:
 
 
 def _engine_row(record: EngineRecord, folder: Path, finding: Finding) -> list[str]:
-    from orchestrator.errors import DIGEST_MISMATCH, EnginefarmError, Where
+    from orchestrator.errors import DIGEST_MISMATCH, ENGINE_UNREADABLE, EnginefarmError, Where
     from orchestrator.report.text import size
 
     backend = f"{record.backend} {record.backend_version or ''}".rstrip()
@@ -284,12 +357,14 @@ def _engine_row(record: EngineRecord, folder: Path, finding: Finding) -> list[st
         what = str((record.problem or {}).get("what") or record.verdict.reason)
         return [record.target, record.verdict.status, backend, "", "", f"none: {what}"]
     file = folder / record.file
+    where = Where(file=str(file), target=record.target)
     note = ""
     if not file.is_file():
         note = " (not here)"
+        fix = f"copy it beside the manifest, or build it again: enginefarm repro {finding.path} {record.target}"
+        finding.problems.append(EnginefarmError(ENGINE_UNREADABLE, f"{record.file} is not here", where=where, fix=fix))
     elif file.stat().st_size != record.size_bytes:
         note = " (changed)"
         why = f"it has {file.stat().st_size:,} bytes, the manifest says {record.size_bytes:,}"
-        where = Where(file=str(file), target=record.target)
         finding.problems.append(EnginefarmError(DIGEST_MISMATCH, f"{record.file} changed after it was checked", where=where, why=why))
     return [record.target, record.verdict.status, backend, _runs_on(record), size(record.size_bytes), record.file + note]

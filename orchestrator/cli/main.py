@@ -8,7 +8,22 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli import build, init, inspect, repro, runners, targets
+from orchestrator.cli import (
+    build,
+    compat,
+    doctor,
+    explain,
+    images,
+    init,
+    inspect,
+    policy,
+    repro,
+    runners,
+    runtime,
+    select,
+    targets,
+    targets_lock,
+)
 from orchestrator.cli.problems import Reporter
 
 EXIT_CODES = """Exit codes: 0 all asked for is good; 1 a build or validation failed; 2 usage, configuration, bad model;
@@ -54,8 +69,16 @@ REPORTER = Reporter()
 app.command("build")(build.build_command)
 app.command("inspect")(inspect.inspect_command)
 app.command("repro")(repro.repro_command)
+app.command("compat")(compat.compat_command)
+app.command("doctor")(doctor.doctor_command)
+app.command("select")(select.select_command)
+app.command("explain")(explain.explain_command)
 app.command("init")(init.init_command)
+targets.app.command("lock")(targets_lock.lock_command)
 app.add_typer(targets.app, name="targets")
+app.add_typer(images.app, name="images")
+app.add_typer(policy.app, name="policy")
+app.add_typer(runtime.app, name="runtime")
 app.add_typer(runners.app, name="runners")
 
 

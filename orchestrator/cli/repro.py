@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from orchestrator.artifacts.entry import Entry
+    from orchestrator.artifacts.manifest import EngineRecord
 
 
 def repro_command(
@@ -30,6 +33,8 @@ def repro_command(
         content = {"command": shlex.join(words), "arguments": words, "inputs": inputs}
         typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
         return
+    if entry.record.file is None:
+        typer.echo(f"# there is no engine: {entry.record.verdict.status}: {safe(_flat(entry.record.verdict.reason))}", err=True)
     for name, value in inputs.items():
         if value:
             typer.echo(f"# {name.replace('_', ' ')}: {safe(_flat(value))}", err=True)
@@ -70,7 +75,6 @@ def _entry(source: Path, target: str | None) -> Entry:
     from orchestrator.artifacts.entry import Entry
     from orchestrator.artifacts.manifest import read_manifest
     from orchestrator.artifacts.store import follow_latest
-    from orchestrator.errors import USAGE, EnginefarmError, Where
 
     if source.suffix.lower() != ".json":
         return _engine_entry(source, target)
@@ -78,15 +82,46 @@ def _entry(source: Path, target: str | None) -> Entry:
     manifest = read_manifest(path)
     records = {record.target: record for record in manifest.engines}
     if target is None:
-        if len(records) != 1:
-            names = ", ".join(records) or "none"
-            fix = f"enginefarm repro {source} {next(iter(records))}" if records else None
-            what = f"the manifest has {len(records)} targets: {names}"
-            raise EnginefarmError(USAGE, what, where=Where(file=str(path)), fix=fix)
-        target = next(iter(records))
+        target = _only(source, path, records)
     if target not in records:
         raise _unknown(target, list(records), path)
-    return Entry(path, manifest, records[target])
+    entry = Entry(path, manifest, records[target])
+    _require_tried(entry)
+    return entry
+
+
+def _only(source: Path, path: Path, records: Mapping[str, EngineRecord]) -> str:
+    """The one target of a manifest. Raises EnginefarmError when it has several, with one that has an engine as example."""
+    import shlex
+
+    from orchestrator.errors import USAGE, EnginefarmError, Where
+
+    if len(records) == 1:
+        return next(iter(records))
+    built = [name for name, record in records.items() if record.file]
+    what = f"the manifest has {len(records)} targets: {', '.join(records) or 'none'}"
+    fix = f"enginefarm repro {shlex.quote(str(source))} {built[0]}" if built else None
+    why = None if built or not records else "and an engine of none of them"
+    raise EnginefarmError(USAGE, what, where=Where(file=str(path)), why=why, fix=fix)
+
+
+def _require_tried(entry: Entry) -> None:
+    """Raise EnginefarmError for a target that was skipped: no command did anything for it."""
+    import shlex
+
+    from orchestrator.errors import USAGE, EnginefarmError, Where
+
+    target, verdict = entry.record.target, entry.record.verdict
+    if verdict.status != "skipped":
+        return
+    again = shlex.join(["enginefarm", "build", entry.manifest.model.source, "--target", target])
+    raise EnginefarmError(
+        USAGE,
+        f"nothing was built for {target}: it was skipped",
+        where=Where(file=str(entry.path), target=target),
+        why=verdict.reason,
+        fix=f"where a runner can take it: {again}",
+    )
 
 
 def _unknown(target: str, known: list[str], path: Path) -> Exception:

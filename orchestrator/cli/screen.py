@@ -25,13 +25,20 @@ def wants_colour(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
+def emit(text: str) -> None:
+    """Write the result to standard output; a reader that went away (``| head``) is no failure of the build."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def print_lines(lines: Sequence[tuple[str, str]]) -> None:
     """Print (line, status) pairs to standard output."""
     colour = wants_colour(sys.stdout)
-    for line, status in lines:
-        code = COLOURS.get(status) if colour and line else None
-        sys.stdout.write(f"\x1b[{code}m{line}\x1b[0m\n" if code else line + "\n")
-    sys.stdout.flush()
+    coloured = [(COLOURS.get(status) if colour and line else None, line) for line, status in lines]
+    emit("".join(f"\x1b[{code}m{line}\x1b[0m\n" if code else line + "\n" for code, line in coloured))
 
 
 @contextmanager

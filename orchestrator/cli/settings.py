@@ -65,6 +65,10 @@ SETTINGS = (
     Setting(
         "python", "python", "program", "python3  # an example: by default the one that runs enginefarm", "interpreter of the local runner"
     ),
+    Setting("locked", "locked", "flag", "false", "only images whose digest is in targets/targets.lock"),
+    Setting("offline", "offline", "flag", "false", "ask no registry; images must be on the engine"),
+    Setting("allow", "allow", "texts", "[nvcr.io]", "registries, or registry and repository, that images may come from"),
+    Setting("mirror", "mirror", "texts", "[]", 'fetch images from a mirror: "nvcr.io/=registry.example:5000/nvcr/"'),
     Setting("progress", "progress", "progress", "auto", "auto, tty, plain or json"),
 )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +18,10 @@ if TYPE_CHECKING:
     from orchestrator.matrix.select import Matrix
 
 app = typer.Typer(no_args_is_help=True, help="Show and check the target matrix.")
+
+HEAD = ("TARGET", "TAG", "BACKEND", "VERSION", "CUDA", "CAPABILITY", "PLATFORM", "PRECISION", "FOR")
+_LEAVE_OUT = ("FOR", "TAG", "PRECISION", "PLATFORM", "CUDA", "VERSION")
+_LEAST_DESCRIPTION = 12  # cells; of less than that nothing is understood
 
 Selectors = Annotated[list[str] | None, typer.Argument(help="Names, globs or label:NAME. Default: all.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -35,11 +41,42 @@ def list_targets(selectors: Selectors = None, as_json: Json = False) -> None:
     if as_json:
         _print_json([effective.target.model_dump(mode="json") for effective in chosen])
         return
-    rows: list[tuple[str, ...]] = [("TARGET", "TAG", "BACKEND", "VERSION", "CUDA", "CAPABILITY", "PLATFORM", "PRECISION", "FOR")]
-    rows += [_row(effective.target) for effective in chosen]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    rows: list[tuple[str, ...]] = [HEAD, *(_row(effective.target) for effective in chosen)]
+    if sys.stdout.isatty():
+        rows = fit(rows, shutil.get_terminal_size().columns)
+    from orchestrator.report.text import columns
+
+    for line in columns(rows):
+        typer.echo(line)
+    hidden = [name for name in HEAD if name not in rows[0]]
+    if hidden:
+        typer.echo(f"too narrow for {', '.join(hidden)}: widen the terminal, or give --json", err=True)
+
+
+def fit(rows: list[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
+    """Rows, of which the first names the columns, for a terminal of ``width`` cells: the descriptions are cut first, then
+    columns are left out in the order of ``_LEAVE_OUT``; those that tell targets apart stay."""
+    from orchestrator.report.text import columns
+
+    def wide(table: list[tuple[str, ...]]) -> int:
+        return max(len(line) for line in columns(table))
+
+    room = width - wide([(*row[:-1], "") for row in rows]) - 2
+    if room >= _LEAST_DESCRIPTION:
+        return [(*row[:-1], _cut(row[-1], room)) for row in rows]
+    for name in _LEAVE_OUT:
+        if wide(rows) <= width:
+            break
+        column = rows[0].index(name)
+        rows = [(*row[:column], *row[column + 1 :]) for row in rows]
+    return rows
+
+
+def _cut(text: str, room: int) -> str:
+    """``text`` in at most ``room`` cells; a Chinese character takes two."""
+    from rich.cells import cell_len, set_cell_size
+
+    return text if cell_len(text) <= room else set_cell_size(text, room - 1).rstrip() + "…"
 
 
 def _row(target: Target) -> tuple[str, ...]:

@@ -32,6 +32,9 @@ _FLOAT = re.compile(r"^[+-]?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[e
 _SIZE = re.compile(r"^([0-9]{1,15}(?:\.[0-9]{1,6})?) ?(?:([kKMGT])(i?))?B?$")
 _UNITS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
+CLOSE = 0.65  # two of three letters right still helps; less is a guess
+"""How alike a name must be to be suggested (difflib's ratio): names are short, and so are the accidents that make them alike."""
+
 # names of other tools and of older habits -> what is meant here
 _SYNONYMS = {
     "arch": ("tag", "compute_capability"),
@@ -44,6 +47,7 @@ _SYNONYMS = {
     "docker_image": ("image",),
     "base_image": ("image",),
     "trt": ("tensorrt",),
+    "version": ("tensorrt", "tensorrt_rtx"),
     "trt_version": ("tensorrt",),
     "tensorrt_version": ("tensorrt",),
     "cuda_version": ("cuda",),
@@ -53,6 +57,7 @@ _SYNONYMS = {
     "profiles": ("shapes",),
     "input_shapes": ("shapes",),
     "workspace_size": ("workspace",),
+    "opt_level": ("optimization_level",),
     "memory": ("limits.memory",),
     "timeout": ("limits.build_timeout", "build_timeout"),
     "build_timeout": ("limits.build_timeout",),
@@ -142,7 +147,7 @@ class Binder:
 
     def _unknown_field(self, key: Scalar, hints: MappingABC[str, Any], prefix: str) -> None:
         meant = _SYNONYMS.get(key.text.lower(), ()) if not prefix else ()
-        names = [name for name in meant if name.split(".")[0] in hints] or difflib.get_close_matches(key.text, hints, n=1, cutoff=0.6)
+        names = [name for name in meant if name.split(".")[0] in hints] or difflib.get_close_matches(key.text, hints, n=1, cutoff=CLOSE)
         known = ", ".join(sorted(hints))
         fix = f"did you mean {' or '.join(names)}?" if names else f"known here: {known}"
         self._problem(CONFIG_FIELD, f'"{prefix}{short(key.text)}" is not a field', key.where, fix=fix)
@@ -275,11 +280,14 @@ class Binder:
 
     def _capability(self, node: Scalar, name: str) -> Any:
         if node.plain and (read := yaml_reads(node)) is not None:
-            digits = re.sub(r"[^0-9]", "", node.text)
-            fix = f'write {name}: "{digits[:-1]}.{digits[-1]}"' if 2 <= len(digits) <= 3 else 'write it like "8.6"'
-            return self._problem(
-                CONFIG_TRAP, f"YAML reads {short(node.text)} as {read}", node.where, why="a compute capability is major.minor", fix=fix
-            )
+            found = capability.candidates(node.text)
+            why, fix = "a compute capability is major.minor", 'write it like "8.6"'
+            if len(found) == 1:
+                fix = f'write {name}: "{found[0]}"'
+            elif found:
+                why = f"no GPU has compute capability {short(node.text)}"
+                fix = f"did you mean {capability.one_of(found)}?"
+            return self._problem(CONFIG_TRAP, f"YAML reads {short(node.text)} as {read}", node.where, why=why, fix=fix)
         try:
             return capability.parse(node.text)
         except ValueError as error:

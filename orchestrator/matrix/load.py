@@ -11,13 +11,13 @@ from pathlib import Path
 from orchestrator import resources
 from orchestrator.errors import CONFIG_SYNTAX, CONFIG_VALUE, TARGET_CONFLICT, TARGET_UNKNOWN, EnginefarmError, Where, raise_all
 from orchestrator.matrix import rules
-from orchestrator.matrix.binder import Binder
+from orchestrator.matrix.binder import CLOSE, Binder
 from orchestrator.matrix.layers import EffectiveTarget, Source, Value, Values, overlay, partial, sources_of, validate
 from orchestrator.matrix.model_config import LoadedModelConfig, apply_model, find_model_config, load_model_config
 from orchestrator.matrix.schema import Target
 from orchestrator.matrix.select import Matrix, sort_targets
 from orchestrator.matrix.shapes import parse_shape_option
-from orchestrator.matrix.yaml_reader import display, read_file
+from orchestrator.matrix.yaml_reader import EMPTY, display, read_file
 from orchestrator.matrix.yaml_syntax import short
 
 __all__ = [
@@ -118,7 +118,7 @@ def _read(path: Path, layer: str, problems: list[EnginefarmError]) -> _File:
     name = path.name[: -len(path.suffix)]
     file = _File(name, path, layer)
     document = read_file(path)
-    problems += document.problems
+    problems += [_empty_target(path, name)] if document.empty else document.problems
     if document.root is None:
         file.readable = False
         return file
@@ -134,6 +134,11 @@ def _read(path: Path, layer: str, problems: list[EnginefarmError]) -> _File:
         problems.append(EnginefarmError(CONFIG_VALUE, what, where=said.source.where, why="both must be the same", fix=fix))
         file.broken.add("name")
     return file
+
+
+def _empty_target(path: Path, name: str) -> EnginefarmError:
+    fix = f"write at least name: {name}, tag: {name}, and backend: or extends: (the target to start from)"
+    return EnginefarmError(CONFIG_SYNTAX, EMPTY, where=Where(file=display(path), line=1, column=1), fix=fix)
 
 
 def _beside(path: Path, key: str, value: object) -> object:
@@ -198,7 +203,7 @@ def _inherit(
         del extending[name]
         row.broken.update(Target.model_fields)
         if base not in unreadable:
-            close = difflib.get_close_matches(base, rows, n=5)
+            close = difflib.get_close_matches(base, rows, n=5, cutoff=CLOSE)
             fix = f"did you mean {' or '.join(close)}?" if close else "see them with: enginefarm targets list"
             problems.append(EnginefarmError(TARGET_UNKNOWN, f'no target is called "{short(base)}"', where=where, fix=fix))
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,12 +11,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from orchestrator.errors import CONFIG_FIELD, CONFIG_VALUE, EnginefarmError, Where, raise_all
+from orchestrator.errors import CONFIG_FIELD, CONFIG_VALUE, NAME_INVALID, EnginefarmError, Where, raise_all
 from orchestrator.matrix import rules
-from orchestrator.matrix.binder import Binder
+from orchestrator.matrix.binder import Binder, Bound
 from orchestrator.matrix.layers import EffectiveTarget, Source, Value, Values, nest, overlay, sources_of, validate, wrong_value
+from orchestrator.matrix.model_name import normal, objection, suggest_name
 from orchestrator.matrix.schema import ModelConfig, Target
 from orchestrator.matrix.yaml_reader import display, read_file
+from orchestrator.matrix.yaml_syntax import short
 
 _OVER_TARGET = ("shapes", "precision", "samples", "tolerance")
 _OPTION_NAMES = {"shapes": "--shape"}
@@ -47,6 +50,9 @@ def find_model_config(model_path: Path) -> LoadedModelConfig | None:
 def load_model_config(path: Path) -> LoadedModelConfig:
     """Read one model YAML. Raises EnginefarmError with every problem in it."""
     document = read_file(path)
+    # one of comments only sets nothing
+    if document.empty:
+        return LoadedModelConfig(ModelConfig(), path, {}, {})
     problems = list(document.problems)
     if document.root is None:
         raise_all(problems)
@@ -54,6 +60,7 @@ def load_model_config(path: Path) -> LoadedModelConfig:
     binder = Binder()
     bound = binder.fields(document.root, ModelConfig)
     problems += [_explain_target_field(problem, path) for problem in binder.problems]
+    problems += _bad_name(bound)
     positions = {name: item.where for name, item in bound.items()}
     source = Source("model")
     config = None
@@ -68,6 +75,17 @@ def load_model_config(path: Path) -> LoadedModelConfig:
     if config is None:
         raise AssertionError("a config that does not validate has a problem")
     return LoadedModelConfig(config, path, positions, {name: item.value for name, item in bound.items()})
+
+
+def _bad_name(bound: dict[str, Bound]) -> list[EnginefarmError]:
+    """The problem of a name that files cannot carry; it is taken out, since it was told."""
+    said = bound.get("name")
+    why = None if said is None or said.value is None else objection(normal(said.value))
+    if said is None or why is None:
+        return []
+    del bound["name"]
+    fix = f"write name: {json.dumps(suggest_name(said.value), ensure_ascii=False)}"
+    return [EnginefarmError(NAME_INVALID, f"model name {short(said.value)!r} cannot be used", where=said.where, why=why, fix=fix)]
 
 
 def _explain_target_field(problem: EnginefarmError, path: Path) -> EnginefarmError:

@@ -147,8 +147,8 @@ class Target(_Frozen):
     runs_on: tuple[str, ...] = _classed("place", "labels of the CI runner that has this target's GPU", default=())
 
 
-ModelName = Annotated[str, Field(min_length=1, max_length=128), Spelled("name")]
-"""Rules for characters are those of file names: artifacts/ checks them, for ``--name`` and file stems too."""
+ModelName = Annotated[str, Spelled("name")]
+"""What it may hold is said by ``matrix/model_name.py``, for ``--name`` and file stems too."""
 
 
 class ModelConfig(_Frozen):

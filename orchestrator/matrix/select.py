@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from orchestrator.errors import EMPTY_SELECTION, TARGET_UNKNOWN, EnginefarmError, raise_all
+from orchestrator.matrix.binder import CLOSE
 from orchestrator.matrix.layers import EffectiveTarget
 from orchestrator.matrix.yaml_syntax import short
 
@@ -62,12 +63,12 @@ class Matrix:
 
     def _suggest_label(self, label: str) -> str:
         known = sorted({name for effective in self.targets.values() for name in effective.target.labels})
-        close = difflib.get_close_matches(label, known, n=_MAX_SUGGESTIONS)
+        close = difflib.get_close_matches(label, known, n=_MAX_SUGGESTIONS, cutoff=CLOSE)
         return f"did you mean {' or '.join(f'label:{name}' for name in close)}?" if close else f"labels: {', '.join(known)}"
 
     def _suggest(self, name: str) -> str:
         """Close names first, then targets whose tag or label this is."""
-        close = difflib.get_close_matches(name.lower(), self.targets, n=_MAX_SUGGESTIONS, cutoff=0.6)
+        close = difflib.get_close_matches(name.lower(), self.targets, n=_MAX_SUGGESTIONS, cutoff=CLOSE)
         by_tag = [key for key, effective in self.targets.items() if effective.target.tag == name.lower()]
         starts = [key for key in self.targets if key.startswith(name.lower()) and name]
         label = [f"label:{name.lower()}"] if any(name.lower() in item.target.labels for item in self.targets.values()) else []
@@ -75,9 +76,9 @@ class Matrix:
         return f"did you mean {' or '.join(found)}?" if found else _LIST_THEM
 
 
-def natural(name: str) -> tuple[tuple[int, str], ...]:
-    """Sort key: runs of digits compare as numbers."""
-    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name) if part)
+def natural(name: str) -> tuple[tuple[int, int], ...]:
+    """Sort key: as plain text, but runs of digits compare as numbers (``ampere-cu122`` < ``ampere86-cu12`` < ``ampere86-cu102``)."""
+    return tuple((ord("0"), int(part)) if part[0] in "0123456789" else (ord(part), 0) for part in re.findall(r"[0-9]+|[^0-9]", name))
 
 
 def sort_targets(targets: Mapping[str, EffectiveTarget]) -> dict[str, EffectiveTarget]:

@@ -19,6 +19,7 @@ MAX_BYTES = 1 << 20
 MAX_NESTING = 20
 MAX_NODES = 20_000
 MAX_ALIASES = 64
+EMPTY = "the file is empty"
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -52,7 +53,8 @@ Node = Scalar | Sequence | Mapping
 
 @dataclass
 class Document:
-    """What could be read: ``root`` is None when nothing could, ``problems`` says why; ``empty`` when there is nothing but comments."""
+    """What could be read: ``root`` is None when nothing could, ``problems`` says why; ``empty`` when there is nothing but comments,
+    which is a problem too, unless the reader of the file takes it for one that sets nothing."""
 
     root: Mapping | None
     problems: list[EnginefarmError]
@@ -121,7 +123,8 @@ def read_text(text: str, name: str) -> Document:
         return _past_tabs(text, name, tabs)
     except _StopReading:
         return Document(None, reader.problems)
-    return Document(reader.finish(), reader.problems, empty=reader.root is None)
+    root = reader.finish()
+    return Document(root, reader.problems, empty=reader.empty and len(reader.problems) == 1)
 
 
 def _past_tabs(text: str, name: str, tabs: list[EnginefarmError]) -> Document:
@@ -179,13 +182,17 @@ class _Reader:
         for event in yaml.parse(text, Loader=_LOADER):
             self._event(event)
 
+    @property
+    def empty(self) -> bool:
+        return self.root is None or (isinstance(self.root, Scalar) and self.root.plain and not self.root.text)
+
     def finish(self) -> Mapping | None:
         if isinstance(self.root, Mapping):
             return self.root
-        start = Where(file=self.name, line=1, column=1)
-        if self.root is None or (isinstance(self.root, Scalar) and not self.root.text):
-            self.problems.append(EnginefarmError(CONFIG_SYNTAX, "the file is empty", where=start))
-        else:
+        if self.empty:
+            fix = "write lines of the form name: value, or remove the file"
+            self.problems.append(EnginefarmError(CONFIG_SYNTAX, EMPTY, where=Where(file=self.name, line=1, column=1), fix=fix))
+        elif self.root is not None:
             kind = "a list" if isinstance(self.root, Sequence) else f'the text "{yaml_syntax.short(self.root.text)}"'
             self.problems.append(
                 EnginefarmError(

@@ -7,12 +7,12 @@ the model already. Inputs and outputs keep their types, so that callers see one 
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import PRECISION_IMPOSSIBLE, EnginefarmError, Where
 from orchestrator.models.child import ChildFailed, run_child
+from orchestrator.models.copies import read_only_copy
 from orchestrator.models.decode import Decoder
 from orchestrator.models.model import STAGED_NAME, Model
 from orchestrator.models.operators import PLACEHOLDER_DIMS
@@ -35,7 +35,7 @@ def convert_precision(model: Model, staged: Path, dest: Path, precision: str) ->
     where = Where(file=str(model.path))
     half = precision == "fp16" and not _is_half(model)
     if precision not in ("fp32", "fp16"):
-        _require_carried(model, precision, where)
+        require_carried(model, precision, where)
     if not half and not model.placeholder_dims:
         _copy_folder(model, staged, dest)
         return ()
@@ -64,8 +64,8 @@ def _is_half(model: Model) -> bool:
     return model.float_weights == {"float16"}
 
 
-def _require_carried(model: Model, precision: str, where: Where) -> None:
-    """bf16, int8 and fp8 come with the model: rounding weights is not what makes them right."""
+def require_carried(model: Model, precision: str, where: Where) -> None:
+    """Raise PRECISION_IMPOSSIBLE unless the model carries ``precision`` (bf16, int8 or fp8): rounding weights does not make it right."""
     fp8 = any(name.startswith("float8") for name in model.weight_dtypes)
     carried = {"bf16": "bfloat16" in model.float_weights, "int8": model.has_qdq and not fp8, "fp8": model.has_qdq and fp8}
     if carried.get(precision):
@@ -98,22 +98,14 @@ def _range_warnings(staged: Path, kept: frozenset[str] = frozenset()) -> tuple[s
 
 def _copy_folder(model: Model, staged: Path, dest: Path) -> None:
     dest.mkdir(parents=True, exist_ok=True)
-    _link(staged / STAGED_NAME, dest / STAGED_NAME)
+    read_only_copy(staged / STAGED_NAME, dest / STAGED_NAME)
     _copy_external(model, staged, dest)
 
 
 def _copy_external(model: Model, staged: Path, dest: Path) -> None:
     for file in model.external:
         (dest / file.path).parent.mkdir(parents=True, exist_ok=True)
-        _link(staged / file.path, dest / file.path)
-
-
-def _link(source: Path, dest: Path) -> None:
-    """A second name for a read-only file, or a copy where the file system has no links."""
-    try:
-        os.link(source, dest)
-    except OSError:
-        shutil.copyfile(source, dest)
+        read_only_copy(staged / file.path, dest / file.path)
 
 
 def rewrite(request: dict[str, Any]) -> dict[str, Any]:
@@ -129,6 +121,7 @@ def rewrite(request: dict[str, Any]) -> dict[str, Any]:
         model, kept = to_half(model)
     part = Path(request["dest"]).with_suffix(".part")
     part.write_bytes(model.SerializeToString())
+    part.chmod(0o444)
     part.rename(request["dest"])
     return {"kept": kept}
 

@@ -210,6 +210,36 @@ def test_a_failed_engine_goes_to_quarantine_with_the_evidence(make, output, tmp_
     assert _tree(output) == [f"lane/v1/quarantine/ampere/{name}" for name in ("engine.plan", "verdict.json", "worker.log")]
 
 
+FAILED = {"what": "the builder died"}
+
+
+def _fail(make, output, tag="ampere"):
+    with Release(output, "lane", 1) as release:
+        release.quarantine(tag, None, {"problem.json": b"{}"})
+        release.commit(make.manifest(make.record(tag, "failed", problem=FAILED)), move_latest=False)
+    return output / "lane" / "v1" / "quarantine"
+
+
+@pytest.mark.parametrize("status", ["passed", "self-consistent", "unvalidated"])
+def test_an_engine_without_a_problem_ends_the_quarantine_of_its_tag(make, output, status):
+    quarantine = _fail(make, output)
+    _fail(make, output, "turing")
+    make.commit(output, (make.record("ampere", status, content=b"1"), b"1"))
+    assert _tree(quarantine) == ["turing/problem.json"]
+    make.commit(output, (make.record("turing", content=b"2"), b"2"))
+    assert not quarantine.exists()
+
+
+def test_evidence_stays_while_the_manifest_has_the_problem(make, output):
+    make.commit(output, (make.record("ampere", content=b"1"), b"1"))
+    quarantine = _fail(make, output)  # a rebuild failed, the good engine stays
+    assert _tree(quarantine) == ["ampere/problem.json"]
+    make.commit(output, (make.record("turing", content=b"2"), b"2"))
+    assert _tree(quarantine) == ["ampere/problem.json"]
+    make.commit(output, (make.record("ampere", "skipped", problem={"what": "no runner"}), None))
+    assert _tree(quarantine) == ["ampere/problem.json"]
+
+
 def test_two_models_that_took_one_version_at_once_do_not_mix(make, output, tmp_path):
     make.commit(output, (make.record("ampere", content=b"1"), b"1"))
     (tmp_path / "built").write_bytes(b"other model")

@@ -134,6 +134,24 @@ def test_finishing_that_is_killed_can_be_finished(make, tmp_path):
     assert _check(output, make).revision == 2
 
 
+def test_a_quarantine_that_a_killed_commit_left_is_ended_by_whoever_finishes_it(make, tmp_path):
+    finished, step = False, 0
+    while not finished:
+        output = tmp_path / str(step) / "artifacts"
+        output.mkdir(parents=True)
+        with Release(output, "lane", 1) as release:
+            release.quarantine("ampere", None, {"problem.json": b"{}", "worker.log": b"it died"})
+            failed = make.record("ampere", "failed", problem={"what": "it died"})
+            release.commit(make.manifest(failed), move_latest=False)
+
+        finished = _run_killed(step, output, lambda output=output: make.commit(output, (make.record("ampere", content=b"1"), b"1")))
+        finish_interrupted(output, "lane")
+        (found,) = read_manifest(output / "lane" / "v1" / "lane_v1.json").engines
+        assert (output / "lane" / "v1" / "quarantine").exists() is (found.verdict.status == "failed")
+        step += 1
+    assert step > 20
+
+
 @pytest.mark.parametrize("content", [{}, {"lane_v1.json": b"{"}, {"lane_v1_ampere.engine": b"half"}])
 def test_an_undecided_commit_of_a_dead_run_is_thrown_away(make, tmp_path, content):
     output = tmp_path / "artifacts"

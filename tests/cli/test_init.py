@@ -116,12 +116,23 @@ def test_a_file_where_a_folder_is_needed_is_said(tmp_path: Path) -> None:
     assert files(tmp_path) == {"targets"}
 
 
-def test_the_makefile_calls_the_command(call: Call, tmp_path: Path) -> None:
+def called_by_make(folder: Path, *arguments: str) -> str:
+    """How the Makefile fragment calls the command, arguments apart."""
     if shutil.which("make") is None:
         pytest.fail("make is needed: apt-get install make")
-    call()
-    (tmp_path / "Makefile").write_text("include enginefarm.mk\n")
-    arguments = ["MODEL=lane.onnx", "TARGETS=cpu rtx-*", "JOBS=2", "ARGS=--available"]
+    (folder / "Makefile").write_text("include enginefarm.mk\n")
     command = ["make", "--no-print-directory", "engines", "ENGINEFARM=printf '%s|'", *arguments]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert ran.stdout.splitlines()[-1] == "build|lane.onnx|--target|cpu|--target|rtx-*|--jobs|2|--available|"
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+
+
+def test_the_makefile_builds_what_can_be_built_here_as_that_of_the_project_does(call: Call, tmp_path: Path) -> None:
+    call()
+    arguments = ["MODEL=lane.onnx", "TARGETS=cpu rtx-*", "JOBS=2", "MODEL_VERSION=3", "ARGS=-v"]
+    options = "--target|cpu|--target|rtx-*|--jobs|2|--model-version|3|-v"
+    assert called_by_make(tmp_path, *arguments) == f"build|--available|{options}|--|lane.onnx|"
+
+
+def test_the_makefile_takes_any_file_name_and_none(call: Call, tmp_path: Path) -> None:
+    call()
+    assert called_by_make(tmp_path, "MODEL=it's a `lane`.onnx") == "build|--available|--|it's a `lane`.onnx|"
+    assert called_by_make(tmp_path) == "build|--available|"

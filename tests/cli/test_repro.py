@@ -107,6 +107,47 @@ def test_a_manifest_with_several_targets_asks_which(release):
     assert found.error.fix == f"enginefarm repro {folder / 'lane_v3.json'} ampere"
 
 
+def _edit(path, target, **changes):
+    content = json.loads(path.read_bytes())
+    for record in content["engines"]:
+        if record["target"] == target:
+            record.update(changes)
+    path.write_text(json.dumps(content))
+
+
+NO_ENGINE = {"file": None, "digest": None, "size_bytes": None}
+
+
+def test_the_target_in_the_example_has_an_engine(release):
+    folder = release(ampere=COMMAND, orin=COMMAND)
+    path = folder / "lane_v3.json"
+    _edit(path, "ampere", verdict={"status": "skipped", "reason": "no runner"}, **NO_ENGINE)
+    assert _repro(path).error.fix == f"enginefarm repro {path} orin"
+    _edit(path, "orin", verdict={"status": "failed", "reason": "it died"}, **NO_ENGINE)
+    found = _repro(path)
+    assert (found.exit, found.error.fix) == (2, None)
+    assert "an engine of none of them" in found.error.why
+
+
+def test_a_target_that_was_skipped_has_no_command(release):
+    path = release(ampere=COMMAND, orin=COMMAND) / "lane_v3.json"
+    reason = "no runner with compute capability 8.7"
+    _edit(path, "orin", verdict={"status": "skipped", "reason": reason}, **NO_ENGINE)
+    found = _repro(path, "orin")
+    assert (found.exit, found.out) == (2, "")
+    assert found.error.what == "nothing was built for orin: it was skipped"
+    assert found.error.why == reason
+    assert found.error.fix.endswith("--target orin")
+
+
+def test_a_failed_build_can_be_tried_again(release):
+    path = release(ampere=COMMAND) / "lane_v3.json"
+    _edit(path, "ampere", verdict={"status": "failed", "reason": "the builder died"}, **NO_ENGINE)
+    found = _repro(path)
+    assert found.out == COMMAND + "\n"
+    assert "# there is no engine: failed: the builder died" in found.err.splitlines()
+
+
 def test_an_unknown_target_is_answered_with_the_nearest(release):
     folder = release(ampere=COMMAND, turing=COMMAND)
     found = _repro(folder / "lane_v3.json", "amper")

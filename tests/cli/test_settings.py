@@ -103,7 +103,7 @@ def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.Monk
     assert load_settings(Path.cwd()).values == {"python": "python3.11"}
 
 
-@pytest.mark.parametrize("text", ["", "# only comments\n", settings_text()])
+@pytest.mark.parametrize("text", ["", "# only comments\n", "---\n# only comments\n", settings_text()])
 def test_a_file_that_sets_nothing_is_fine(tmp_path: Path, text: str) -> None:
     write(tmp_path, text)
     assert load_settings(tmp_path).default_map == {"build": {}}

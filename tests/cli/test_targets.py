@@ -1,17 +1,27 @@
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
+from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from orchestrator import resources
 from orchestrator.cli import targets
 from orchestrator.errors import EMPTY_SELECTION, GENERATED_STALE, TARGET_CONFLICT, TARGET_UNKNOWN, EnginefarmError, flatten
 from orchestrator.matrix.load import load_files, load_matrix
+from orchestrator.report.text import columns
 
 Call = Callable[..., str]
 
@@ -37,6 +47,52 @@ def test_list_has_a_line_for_each_target_and_fits_its_columns(call: Call) -> Non
     column = head.index("CAPABILITY")
     assert {line[column - 1] for line in lines} == {" "}
     assert next(line for line in lines if line.startswith("rtx-ampere"))[column:].startswith("8.0, 8.6")
+
+
+ROWS = [
+    targets.HEAD,
+    ("a10", "a10", "tensorrt", "10.11.0", "12.9", "8.6", "linux/amd64", "fp32", "A10, A40 with TensorRT 10.11"),
+    ("lange", "lange", "tensorrt-rtx", "1.7", "-", "8.0, 8.6", "linux/amd64", "fp16", "車線認識のためのターゲット"),
+]
+
+
+@pytest.mark.parametrize(
+    ("width", "heads", "ends"),
+    [
+        (200, targets.HEAD, ["TensorRT 10.11", "ターゲット"]),
+        (98, targets.HEAD, ["A10, A40 with Ten…", "車線認識のための…"]),
+        (90, targets.HEAD[:-1], ["fp32", "fp16"]),
+        (75, ("TARGET", "BACKEND", "VERSION", "CUDA", "CAPABILITY", "PLATFORM", "PRECISION"), ["fp32", "fp16"]),
+        (50, ("TARGET", "BACKEND", "VERSION", "CUDA", "CAPABILITY"), ["8.6", "8.0, 8.6"]),
+        (5, ("TARGET", "BACKEND", "CAPABILITY"), ["8.6", "8.0, 8.6"]),
+    ],
+)
+def test_a_list_fits_the_terminal_and_loses_the_least_important_first(width: int, heads: tuple[str, ...], ends: list[str]) -> None:
+    head, *rows = targets.fit(ROWS, width)
+    assert head == heads
+    assert [row[-1][-len(end) :] for row, end in zip(rows, ends, strict=True)] == ends
+    if width > 40:
+        assert max(cell_len(line) for line in columns([head, *rows])) <= width
+
+
+@pytest.mark.parametrize(("width", "said"), [(130, ""), (80, "too narrow for TAG, PRECISION, FOR: widen the terminal, or give --json\n")])
+def test_on_a_terminal_no_line_of_the_list_is_wider_than_it(tmp_path: Path, width: int, said: str) -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    command = [sys.executable, "-c", "from orchestrator.cli.entry import run; run()", "targets", "list"]
+    # readline, which pytest imports, puts COLUMNS=80 behind the back of os.environ
+    process = subprocess.Popen(command, cwd=tmp_path, env={**os.environ}, stdout=theirs, stderr=subprocess.PIPE, text=True)
+    os.close(theirs)
+    shown = b""
+    # Linux ends the reading of a terminal that nobody holds any more with an error
+    with contextlib.suppress(OSError):
+        while chunk := os.read(ours, 65536):
+            shown += chunk
+    os.close(ours)
+    assert process.communicate(timeout=60)[1] == said
+    lines = shown.decode().splitlines()
+    assert len(lines) == len(load_matrix().targets) + 1
+    assert max(map(len, lines)) <= width
 
 
 def test_list_takes_selectors(call: Call) -> None:
@@ -116,6 +172,17 @@ def test_check_reports_every_problem_of_every_file_with_exit_2(call: Call) -> No
     assert (TARGET_CONFLICT, "a.yaml") in found
     assert (TARGET_UNKNOWN, "b.yaml") in found
     assert len(flatten(caught.value)) == 3
+
+
+@pytest.mark.parametrize("text", ["", "# mine, some day\n"])
+def test_an_empty_target_file_says_which_fields_it_needs(call: Call, text: str) -> None:
+    Path("a10.yaml").write_text(text)
+    with pytest.raises(EnginefarmError) as caught:
+        call("check", "a10.yaml")
+    assert (caught.value.what, str(caught.value.where)) == ("the file is empty", "a10.yaml:1:1")
+    assert caught.value.fix == "write at least name: a10, tag: a10, and backend: or extends: (the target to start from)"
+    Path("a10.yaml").write_text("name: a10\ntag: a10\nextends: cpu\n")
+    assert call("check", "a10.yaml") == "1 target is fine\n"
 
 
 def test_schema_prints_what_is_committed(call: Call) -> None:

@@ -25,10 +25,10 @@ TABLE = [
     ("ada-cu12", "ada", "tensorrt", "nvcr.io/nvidia/tensorrt:25.0", "10", "12", ("8.9",), "linux/amd64"),
     ("blackwell-cu13", "blackwell", "tensorrt", "nvcr.io/nvidia/tensorrt:26.0", "10", "13", ("12.0",), "linux/amd64"),
     ("blackwell-trt11", "blackwell-trt11", "tensorrt", "nvcr.io/nvidia/tensorrt:26.0", "11", "13", ("12.0",), "linux/amd64"),
-    ("rtx-turing", "rtx-turing", "tensorrt-rtx", None, "1.7", None, ("7.5",), "linux/amd64"),
-    ("rtx-ampere", "rtx-ampere", "tensorrt-rtx", None, "1.7", None, ("8.0", "8.6"), "linux/amd64"),
-    ("rtx-ada", "rtx-ada", "tensorrt-rtx", None, "1.7", None, ("8.9",), "linux/amd64"),
-    ("rtx-blackwell", "rtx-blackwell", "tensorrt-rtx", None, "1.7", None, ("12.0",), "linux/amd64"),
+    ("rtx-turing", "rtx-turing", "tensorrt-rtx", None, "1.7", "13.0", ("7.5",), "linux/amd64"),
+    ("rtx-ampere", "rtx-ampere", "tensorrt-rtx", None, "1.7", "13.0", ("8.0", "8.6"), "linux/amd64"),
+    ("rtx-ada", "rtx-ada", "tensorrt-rtx", None, "1.7", "13.0", ("8.9",), "linux/amd64"),
+    ("rtx-blackwell", "rtx-blackwell", "tensorrt-rtx", None, "1.7", "13.0", ("12.0",), "linux/amd64"),
     ("cpu", "cpu", "onnxruntime", None, None, None, (), "any"),
 ]
 

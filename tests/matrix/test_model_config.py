@@ -4,10 +4,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from orchestrator.errors import CONFIG_FIELD, CONFIG_SYNTAX, CONFIG_TRAP, CONFIG_VALUE, TARGET_IMPOSSIBLE, EnginefarmError
+from orchestrator.artifacts.names import check_model_name
+from orchestrator.errors import (
+    CONFIG_FIELD,
+    CONFIG_SYNTAX,
+    CONFIG_TRAP,
+    CONFIG_VALUE,
+    NAME_INVALID,
+    TARGET_IMPOSSIBLE,
+    EnginefarmError,
+    flatten,
+)
 from orchestrator.matrix.load import LoadedModelConfig, apply_model, find_model_config, load_matrix, load_model_config
-from orchestrator.matrix.schema import Profile, Tolerance
+from orchestrator.matrix.model_name import normal, objection
+from orchestrator.matrix.schema import ModelConfig, Profile, Tolerance
 
 Write = Callable[[str], LoadedModelConfig]
 
@@ -77,7 +90,11 @@ def test_a_dangling_link_is_not_taken_for_no_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "said", "place"),
     [
-        ("", CONFIG_SYNTAX, "the file is empty", "lane.yaml:1:1"),
+        ("- a\n", CONFIG_SYNTAX, "the file holds a list", "lane.yaml:1:1"),
+        ("fallback: [a.pt]\n", CONFIG_VALUE, "fallback needs a single value, not a list", "lane.yaml:1:11"),
+        ("# x\nname: a/b\n", NAME_INVALID, "model name 'a/b' cannot be used", "lane.yaml:2:7"),
+        ("name: ''\n", NAME_INVALID, "model name '' cannot be used", "lane.yaml:1:7"),
+        (f"name: {'x' * 200}\n", NAME_INVALID, "cannot be used", "lane.yaml:1:7"),
         ("name: no\n", CONFIG_TRAP, "YAML reads no as false", "lane.yaml:1:7"),
         ("targets: [*cpu]\n", CONFIG_TRAP, "*cpu is a YAML alias", "lane.yaml:1:11"),
         ("targets: [a: b]\n", CONFIG_VALUE, "targets needs a single value, not a mapping", "lane.yaml:1:11"),
@@ -97,6 +114,50 @@ def test_problems_are_at_their_place(write: Write, text: str, kind: object, said
     assert caught.value.kind is kind
     assert said in caught.value.what
     assert str(caught.value.where) == place
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "---\n# nothing yet\n"])
+def test_a_file_of_comments_sets_nothing(write: Write, text: str) -> None:
+    config = write(text)
+    assert (config.config, config.values, config.positions) == (ModelConfig(), {}, {})
+    base = load_matrix().targets["cpu"]
+    assert apply_model(base, config, {}) == base
+
+
+@pytest.mark.parametrize(
+    ("name", "why", "fix"),
+    [
+        ('"a/b"', "it contains '/': a slash separates folders", 'write name: "a_b"'),
+        ('"-x"', "a leading dash reads as an option", 'write name: "x"'),
+        ("con", "Windows reserves it for a device", 'write name: "model_con"'),
+        ('"C:\\\\models\\\\Straße.onnx"', "it is a Windows path, not a name", 'write name: "Straße"'),
+    ],
+)
+def test_a_bad_name_gets_a_good_one_to_write(write: Write, name: str, why: str, fix: str) -> None:
+    with pytest.raises(EnginefarmError) as caught:
+        write(f"name: {name}\n")
+    assert (caught.value.why, caught.value.fix) == (why, fix)
+    config = write(fix.removeprefix("write "))
+    assert config.config.name is not None
+
+
+def test_a_bad_name_comes_with_the_other_problems_of_the_file(write: Write) -> None:
+    with pytest.raises(EnginefarmError) as caught:
+        write("name: a:b\nprecision: half\n")
+    assert {(problem.kind, str(problem.where)) for problem in flatten(caught.value)} == {
+        (NAME_INVALID, "lane.yaml:1:7"),
+        (CONFIG_VALUE, "lane.yaml:2:12"),
+    }
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=120))
+def test_the_rule_for_names_is_that_of_the_command_line(name: str) -> None:
+    try:
+        check_model_name(name)
+        taken = True
+    except EnginefarmError:
+        taken = False
+    assert (objection(normal(name)) is None) is taken
 
 
 def test_layers_lie_over_the_target_in_order(write: Write) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +58,9 @@ def test_selectors(matrix: Matrix, selectors: list[str], expected: list[str]) ->
         ("q*", EMPTY_SELECTION, "enginefarm targets list"),
         ("label:jetsn", EMPTY_SELECTION, "did you mean label:jetson?"),
         ("label:", EMPTY_SELECTION, "labels: ada, ampere,"),
+        ("label:nope", EMPTY_SELECTION, "labels: ada, ampere,"),
+        ("qqq-77", TARGET_UNKNOWN, "see them with: enginefarm targets list"),
+        ("hoper-cu122", TARGET_UNKNOWN, "did you mean hopper-cu122 or"),
         (",", EMPTY_SELECTION, "leave it out"),
         ("{a,b", EMPTY_SELECTION, "enginefarm targets list"),
     ],
@@ -105,3 +109,14 @@ def test_any_selector_selects_or_is_refused(matrix: Matrix, text: str) -> None:
 
 def test_numbers_in_names_compare_as_numbers() -> None:
     assert sorted(["cu12", "cu9", "cu102", "a10", "a2"], key=natural) == ["a2", "a10", "cu9", "cu12", "cu102"]
+
+
+def test_names_that_differ_in_more_than_numbers_are_in_the_order_of_plain_text() -> None:
+    names = ["ada", "ampere", "ampere-cu12", "ampere-cu122", "ampere86-cu9", "ampere86-cu12", "ampere_x", "amperex", "x-1", "x.1", "x1"]
+    assert sorted(set(names), key=natural) == names
+
+
+@given(st.lists(st.from_regex(r"[a-z0-9]{1,4}([._-][a-z]{1,3})?", fullmatch=True)))
+def test_without_numbers_of_several_digits_the_order_is_that_of_plain_text(names: list[str]) -> None:
+    plain = [re.sub("[0-9]+", lambda match: match.group()[0], name) for name in names]
+    assert sorted(plain, key=natural) == sorted(plain)

@@ -25,6 +25,11 @@ from orchestrator.errors import CONFIG_FIELD, CONFIG_TRAP, CONFIG_VALUE, TARGET_
         ("gpu: 0x10", "the number 16", 'put it in quotes: gpu: "0x10"'),
         ("labels: [a, no]", "false", 'put it in quotes: labels: "no"'),
         ("compute_capability: 8_6", "the number 86", 'write compute_capability: "8.6"'),
+        ("compute_capability: 8.60", "the number 8.6", 'write compute_capability: "8.6"'),
+        ("compute_capability: 8.10", "the number 8.1", "did you mean 8.0, 8.6, 8.7 or 8.9?"),
+        ("compute_capability: 12.10", "the number 12.1", 'write compute_capability: "12.1"'),
+        ("compute_capability: 075", "the number 61", 'write compute_capability: "7.5"'),
+        ("compute_capability: 0x86", "the number 134", 'write it like "8.6"'),
         ("compute_capability: [8.0, 12:0]", "the number 720", 'write compute_capability: "12.0"'),
         ("optimization_level: 03", "the number 3", "write plain decimal digits"),
         ("validation:\n  runs: 1_0", "the number 10", "write plain decimal digits"),
@@ -43,6 +48,13 @@ def test_trap_is_named_with_its_fix(project: Any, line: str, read_as: str, fix: 
     lines = (project.folder / "targets" / "mine.yaml").read_text().splitlines()
     assert (problem.where.file, problem.where.line) == ("targets/mine.yaml", lines.index(text) + 1)
     assert text[problem.where.column - 1 :].startswith(written)
+
+
+def test_a_capability_that_no_gpu_has_is_said_so(project: Any) -> None:
+    project.good("compute_capability: 8.10")
+    assert project.only_problem().why == "no GPU has compute capability 8.10"
+    project.good('compute_capability: "8.10"')
+    assert 'no GPU has compute capability "8.10"; did you mean 8.0, 8.6, 8.7 or 8.9?' in project.only_problem().what
 
 
 @pytest.mark.parametrize("name", ["no", "on", "yes", "off"])
@@ -92,6 +104,8 @@ def test_what_is_unambiguous_is_taken(project: Any, line: str, field: str, value
         ("fp16: true", CONFIG_FIELD, '"fp16" is not a field', "did you mean precision?"),
         ("limits:\n  memry: 1", CONFIG_FIELD, '"limits.memry" is not a field', "did you mean memory?"),
         ("zzz: 1", CONFIG_FIELD, '"zzz" is not a field', None),
+        ("version: 8.6", CONFIG_FIELD, '"version" is not a field', "did you mean tensorrt or tensorrt_rtx?"),
+        ("opt_level: 3", CONFIG_FIELD, '"opt_level" is not a field', "did you mean optimization_level?"),
         ("backend: tensorrt_rtx", CONFIG_VALUE, 'backend cannot be "tensorrt_rtx"', 'did you mean "tensorrt-rtx"?'),
         ("precision: FP16", CONFIG_VALUE, 'precision cannot be "FP16"', 'did you mean "fp16"?'),
         ("platform: windows", CONFIG_VALUE, 'platform cannot be "windows"', None),

@@ -169,6 +169,18 @@ def test_what_is_no_mapping_is_named(text: str, what: str) -> None:
     assert one_problem(text)[1] == what
 
 
+@pytest.mark.parametrize("text", ["", "\n", "# only a comment\n", "---\n# only a comment\n", "--- # x\n...\n"])
+def test_a_file_of_comments_is_empty_and_the_problem_says_what_to_write(text: str) -> None:
+    document = read_text(text, "f.yaml")
+    assert document.empty
+    assert [problem.fix for problem in document.problems] == ["write lines of the form name: value, or remove the file"]
+
+
+@pytest.mark.parametrize("text", ["''\n", "!x\n", "a: 1\n", "[]\n", "null\n"])
+def test_what_holds_something_is_not_empty(text: str) -> None:
+    assert not read_text(text, "f.yaml").empty
+
+
 def test_files_that_cannot_be_text_are_named(tmp_path: Path) -> None:
     assert read_bytes("a: 1\nb: ü\n".encode("latin-1"), "f.yaml").problems[0].what == "f.yaml is not UTF-8 text"
     assert read_bytes("a: 1\nb: ü\n".encode("latin-1"), "f.yaml").problems[0].where.line == 2  # type: ignore[union-attr]

@@ -315,3 +315,66 @@ class TestRtx:
         assert second["build_key"] == first["build_key"]
         assert second["built_at"] >= first["built_at"]
         assert project.manifest()["revision"] == 2
+
+
+def test_the_fallback_lies_beside_the_manifest_with_its_digest(project: Project, net: Net) -> None:
+    net()
+    (project.folder / "net.pt").write_bytes(b"torchscript")
+    (project.folder / "net.yaml").write_text("fallback: net.pt\n")
+    assert project.build("net.onnx", "--target", "cpu").code == 0
+    assert project.manifest()["fallback"] == {"file": "net.pt", "digest": "sha256:" + hashlib.sha256(b"torchscript").hexdigest()}
+    assert (project.folder / "artifacts/net/v1/net.pt").read_bytes() == b"torchscript"
+
+
+def test_a_fallback_that_is_not_there_is_said_at_its_line(project: Project, net: Net) -> None:
+    net()
+    (project.folder / "net.yaml").write_text("name: net\nfallback: nosuch.pt\n")
+    answer = project.build("net.onnx", "--target", "cpu")
+    assert answer.code == 2
+    assert "net.yaml:2:11" in answer.err
+
+
+def test_wrong_samples_are_found_before_anything_is_built(project: Project, net: Net) -> None:
+    net()
+    (project.folder / "net.yaml").write_text("samples: [missing.npz]\n")
+    answer = project.build("net.onnx", "--target", "cpu")
+    assert answer.code == 2
+    assert "missing.npz" in answer.err
+    assert "build on" not in answer.err
+    assert not (project.folder / "artifacts").exists()
+
+
+def test_a_model_with_external_data_is_built_and_converted(project: Project, net: Net) -> None:
+    import onnx
+
+    path = net()
+    onnx.save(onnx.load(path), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    answer = project.build("net.onnx", "--target", "cpu", "--precision", "fp16")
+    assert answer.code == 0, answer.err
+    assert project.build("net.onnx", "--target", "cpu").code == 0
+
+
+def test_random_outputs_are_not_compared(project: Project) -> None:
+    import onnx
+    from onnx import TensorProto, helper
+
+    shape = [1, 4]
+    graph = helper.make_graph(
+        [helper.make_node("RandomNormalLike", ["x"], ["r"]), helper.make_node("Add", ["x", "r"], ["y"])],
+        "random",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7), project.folder / "net.onnx")
+    answer = project.build("net.onnx", "--target", "cpu")
+    assert answer.code == 3
+    assert answer.builds["cpu"]["status"] == "unvalidated"
+    assert "RandomNormalLike" in answer.builds["cpu"]["reason"]
+
+
+def test_a_failure_keeps_its_log(project: Project, net: Net) -> None:
+    net()
+    answer = project.build("net.onnx", "--target", "cpu", "--build-timeout", "0.1")
+    problem = answer.builds["cpu"]["problem"]
+    assert problem["where"] == {"target": "cpu"}
+    assert "log" not in problem or Path(project.folder / problem["log"]).is_file()

@@ -4,6 +4,7 @@ it was asked to install), because installing needs a network."""
 from __future__ import annotations
 
 import os
+import pty
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,7 @@ class Checkout:
         self.log = folder.parent / "installed"
         for name in (
             "tools/bootstrap.py",
+            "tools/start.py",
             "pyproject.toml",
             *(f"requirements/{g}.txt" for g in ("build", "run", "test", "lint", "lock", "rtx")),
         ):
@@ -45,10 +47,10 @@ class Checkout:
         (self.bin / "uv").write_text(UV.format(log=self.log, python=sys.executable))
         (self.bin / "uv").chmod(0o755)
 
-    def start(self, *groups: str, **env: str) -> subprocess.Popen[str]:
+    def start(self, *groups: str, stderr: int = subprocess.PIPE, **env: str) -> subprocess.Popen[str]:
         variables = {**os.environ, "PATH": f"{self.bin}:/usr/bin:/bin", "FAIL": "", **env}
         command = [sys.executable, "tools/bootstrap.py", *groups]
-        return subprocess.Popen(command, cwd=self.folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(command, cwd=self.folder, env=variables, stdout=subprocess.PIPE, stderr=stderr, text=True)
 
     def run(self, *groups: str, **env: str) -> tuple[int, str]:
         process = self.start(*groups, **env)
@@ -92,6 +94,20 @@ def test_size_and_licence_are_said_before_tensorrt_rtx_is_fetched(checkout: Chec
     assert code == 0
     assert checkout.installed() == [*RUN, "requirements/rtx.txt"]
     assert "95 MB download, 228 MB installed, NVIDIA proprietary licence; skip with ENGINEFARM_RTX=0" in said
+
+
+def test_the_large_fetch_shows_its_progress_on_a_terminal_and_is_quiet_in_a_log(checkout: Checkout, tool: ModuleType) -> None:
+    if obstacle := tool.rtx_obstacle(tool.describe_python(sys.executable)):
+        pytest.skip(obstacle)
+    assert checkout.run("run", "rtx")[0] == 0
+    fetch = "--require-hashes -r requirements/rtx.txt"
+    assert checkout.log.read_text().splitlines()[-1] == f"--quiet {fetch}"
+    (checkout.folder / ".venv/.enginefarm-rtx").unlink()
+    ours, theirs = pty.openpty()
+    assert checkout.start("run", "rtx", stderr=theirs).wait(timeout=120) == 0
+    os.close(theirs)
+    os.close(ours)
+    assert checkout.log.read_text().splitlines()[-1] == fetch
 
 
 def test_tensorrt_rtx_can_be_left_out(checkout: Checkout) -> None:
@@ -160,6 +176,25 @@ def test_a_base_python_of_another_version_gets_a_new_venv(checkout: Checkout) ->
     config.write_text(config.read_text().replace(f"version = {ours}", "version = 3.42"))
     assert checkout.run("run")[0] == 0
     assert checkout.installed() == RUN
+
+
+def test_a_python_that_was_asked_for_gets_a_venv_of_its_own(checkout: Checkout) -> None:
+    checkout.run("run")
+    assert checkout.run("run", EF_PYTHON=sys.executable) == (0, "")
+    # as if the venv had been made with a Python 3.42
+    (checkout.folder / ".venv/pyvenv.cfg").write_text("version = 3.42.0\n")
+    other = checkout.folder.parent / "python3.42"
+    other.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    other.chmod(0o755)
+    python = checkout.folder / ".venv/bin/python"
+    python.unlink()
+    python.symlink_to(other)
+    checkout.installed()
+    assert checkout.run("run")[0] == 0
+    assert checkout.installed() == RUN[1:]
+    assert checkout.run("run", EF_PYTHON=sys.executable)[0] == 0
+    assert checkout.installed() == RUN
+    assert f"version = {sys.version_info[0]}.{sys.version_info[1]}" in (checkout.folder / ".venv/pyvenv.cfg").read_text()
 
 
 def test_an_interrupted_creation_is_started_over(checkout: Checkout) -> None:

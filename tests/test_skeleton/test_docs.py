@@ -10,6 +10,10 @@ from types import ModuleType
 import pytest
 
 from orchestrator.errors import Exit
+from orchestrator.matrix.load import load_matrix, load_model_config
+from orchestrator.matrix.schema import ModelConfig
+from orchestrator.models.profiles import BATCH
+from orchestrator.verdict.compare import default_tolerance
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -42,6 +46,53 @@ def test_the_readme_lists_exactly_the_exit_codes_of_the_program() -> None:
 def test_the_readme_counts_the_built_in_targets() -> None:
     (word,) = re.findall(r"(\w+) are built in", (ROOT / "README.md").read_text())
     assert NUMBERS[word] == len(list((ROOT / "targets").glob("*.yaml")))
+
+
+def test_the_output_in_the_readme_is_of_these_targets_in_this_order() -> None:
+    shown = (ROOT / "README.md").read_text().split("```console\n")[1].split("```")[0]
+    skipped = shown.split("skipped: no runner here can take these\n")[1].split("\n\n")[0].splitlines()
+    built = shown.split("target ")[1].split("\n\n")[0].splitlines()[1:]
+    names = [[line.split()[0] for line in lines] for lines in (built, skipped)]
+    order = list(load_matrix().targets)
+    assert [sorted(part, key=order.index) for part in names] == names
+    assert sorted(names[0] + names[1], key=order.index) == order
+
+
+def test_every_field_of_a_model_is_explained() -> None:
+    page = (ROOT / "docs/models.md").read_text()
+    headings = re.findall(r"^## (.+)$", page, re.MULTILINE)
+    assert headings == list(ModelConfig.model_fields)
+    assert re.findall(r"^\| `(\w+)` \| .+ \| .+ \|$", page, re.MULTILINE) == headings
+
+
+def test_the_example_of_a_model_s_yaml_sets_every_field_and_loads(tmp_path: Path) -> None:
+    example = (ROOT / "docs/models.md").read_text().split("```yaml\n")[1].split("```")[0]
+    (tmp_path / "lane.yaml").write_text(example)
+    assert load_model_config(tmp_path / "lane.yaml").config.model_fields_set == set(ModelConfig.model_fields)
+
+
+def test_the_spellings_of_a_profile_are_read(tmp_path: Path) -> None:
+    example = (ROOT / "docs/models.md").read_text().split("## shapes")[1].split("```yaml\n")[1].split("```")[0]
+    (tmp_path / "lane.yaml").write_text(example)
+    shapes = load_model_config(tmp_path / "lane.yaml").config.shapes
+    assert [len(profile.opt) for profile in shapes.values()] == [4, 4, 2, 2, 0]
+    assert shapes["scale"] == shapes["gain"]
+
+
+def test_the_tolerances_are_those_of_the_program() -> None:
+    section = (ROOT / "docs/models.md").read_text().split("## tolerance")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (\w+).* \| ([\d.]+) \| ([\d.]+) \| ([\d.]*) ?\|$", section, re.MULTILINE)
+    shown = [(float(rtol), float(atol), float(cosine) if cosine else None) for _, rtol, atol, cosine in rows]
+    names = [("fp32", False), ("fp32", True), ("fp16", False), ("bf16", False), ("int8", False), ("fp8", False)]
+    assert [name for name, *_ in rows] == [name for name, _ in names]
+    known = [default_tolerance(name, tf32=tf32) for name, tf32 in names]
+    assert shown == [(tolerance.rtol, tolerance.atol, tolerance.cosine) for tolerance in known]
+
+
+def test_the_default_batch_is_that_of_the_program() -> None:
+    batch = ":".join(map(str, BATCH))
+    assert f"gets `{batch}`" in (ROOT / "docs/models.md").read_text()
+    assert f"(`{batch}`)" in (ROOT / "README.md").read_text()
 
 
 def test_the_example_in_the_readme_is_the_example() -> None:

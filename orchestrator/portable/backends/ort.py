@@ -1,4 +1,4 @@
-"""ONNX Runtime build step: the model, optimised at the reproducible level and saved as one ONNX file.
+"""ONNX Runtime build step: the model, optimised at the reproducible level and saved as one ONNX file with all weights inside.
 
 ORT_ENABLE_BASIC gives the same bytes in every process and keeps pure ONNX operators; higher levels choose layouts by
 CPU (docs/facts/onnxruntime.yaml). The session runs on the target's own provider, because casts
@@ -13,6 +13,7 @@ from ..worker.errors import StepError, kind_of_exception
 from ..worker.events import Events
 from ..worker.files import describe, inside, sync_file
 from .ort_common import choose_device, import_onnxruntime, open_session, provider_of, signature
+from .ort_inline import pieces_of, self_contained
 
 ONE_FILE_LIMIT = (1 << 31) - (1 << 20)  # a protobuf message ends at 2 GiB; the graph itself needs some of it
 
@@ -27,22 +28,25 @@ def build(request: Dict[str, Any], folder: str, events: Events) -> Dict[str, Any
     providers, device = choose_device(ort, provider, list(options.get("compute_capability") or []))
     events.phase("optimising")
     path = inside(folder, request["engine"])
-    temporary = path + ".tmp"
+    temporary, inlined = path + ".tmp", path + ".model.tmp"
     settings = ort.SessionOptions()
     settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     settings.optimized_model_filepath = temporary
     started = time.time()
     try:
-        session = open_session(ort, model, settings, providers, "parse-failed")
+        session = open_session(ort, self_contained(model, inlined), settings, providers, "parse-failed")
         seconds = time.time() - started
         events.phase("writing")
+        if pieces_of(temporary):
+            raise StepError("build-failed", "ONNX Runtime {} left weights outside the file that it saved".format(ort.__version__))
         sync_file(temporary)
         os.rename(temporary, path)
     except OSError as error:
         raise StepError(kind_of_exception(error) or "build-failed", "the optimised model was not written: {}".format(error)) from error
     finally:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
+        for leftover in (temporary, inlined):
+            if os.path.exists(leftover):
+                os.unlink(leftover)
     size, digest = describe(path)
     return {
         "engine": {"file": request["engine"], "size_bytes": size, "sha256": digest},
@@ -58,4 +62,5 @@ def _refuse_large(folder: str) -> None:
     sizes = [os.path.getsize(os.path.join(place, name)) for place, _, names in os.walk(folder) for name in names]
     if sum(sizes) > ONE_FILE_LIMIT:
         text = "the model has {:.1f} GiB; an ONNX Runtime engine is one ONNX file, which ends at 2 GiB"
-        raise StepError("build-failed", text.format(sum(sizes) / float(1 << 30)))
+        fix = "leave this target out (--target), or export the model in float16"
+        raise StepError("build-failed", text.format(sum(sizes) / float(1 << 30)), {"fix": fix})

@@ -105,7 +105,8 @@ def explain(error: BaseException, kind: str) -> StepError:
         op = ".".join(part for part in (found.get("domain"), found["op"]) if part)
         node = found.get("node") or ""
         place = "operator {}{}".format(op, " at node {}".format(quoted(node)) if node else "")
-        details = {"node": node, "op": op, "text": clean(text)}
+        fix = "export the model without this operator, or in another precision"
+        details = {"node": node, "op": op, "text": clean(text), "fix": fix}
         return StepError("unsupported-op", place + ": ONNX Runtime has no implementation of it", details, [text])
     return StepError(kind, "ONNX Runtime refuses the model: " + clean(text), {"text": clean(text)}, [text])
 

@@ -33,7 +33,7 @@ def build(request: Dict[str, Any], folder: str, events: Events) -> Dict[str, Any
     events.phase("parsing")
     builder = trt.Builder(logger)
     network = builder.create_network(0)  # always strongly typed
-    parser = parse(trt, network, logger, inside(folder, request["model"]))
+    parser = parse(trt, network, logger, inside(folder, request["model"]), takes_plugins=False)
     capabilities = list(options["compute_capability"])
     started = time.time()
     plan, errors = _compile(trt, builder, network, logger, options, capabilities, events)

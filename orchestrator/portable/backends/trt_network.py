@@ -12,10 +12,11 @@ from .trt_common import clean, dtype_name, enum_name, failure
 _REPORTED_PROBLEMS = 20
 
 
-def parse(trt: Any, network: Any, logger: Any, path: str) -> Any:
+def parse(trt: Any, network: Any, logger: Any, path: str, *, takes_plugins: bool = True) -> Any:
     """Parse the ONNX file into ``network``; gives the parser, which must outlive the build.
 
-    StepError unsupported-op or parse-failed with details ``node``, ``op``, ``text`` and ``problems`` (all of them).
+    StepError unsupported-op or parse-failed with details ``node``, ``op``, ``text`` and ``problems`` (all of them), for an operator
+    also ``fix``.
     """
     parser = trt.OnnxParser(network, logger)
     if hasattr(parser, "parse_from_file"):
@@ -24,13 +25,13 @@ def parse(trt: Any, network: Any, logger: Any, path: str) -> Any:
         with open(path, "rb") as file:
             parsed = parser.parse(file.read())
     if not parsed:
-        raise _parse_error(parser, logger)
+        raise _parse_error(parser, logger, takes_plugins)
     if network.num_outputs == 0:  # an empty file, and a web page, parse without complaint
         raise StepError("parse-failed", "the file holds no network: the parser found no outputs in it")
     return parser
 
 
-def _parse_error(parser: Any, logger: Any) -> StepError:
+def _parse_error(parser: Any, logger: Any, takes_plugins: bool) -> StepError:
     problems = [_problem(parser.get_error(index)) for index in range(min(parser.num_errors, _REPORTED_PROBLEMS))]
     if not problems:
         return failure("parse-failed", "the parser refused the model", logger.errors)
@@ -38,7 +39,15 @@ def _parse_error(parser: Any, logger: Any) -> StepError:
     details = {"node": first["node"], "op": first["op"], "text": first["text"], "problems": problems}
     if not first["unsupported"]:
         return StepError("parse-failed", "the parser refused the model: " + _at(first), details, logger.errors)
-    return StepError("unsupported-op", _at(first), details, logger.errors)
+    return StepError("unsupported-op", _at(first), dict(details, fix=_operator_fix(first, takes_plugins)), logger.errors)
+
+
+def _operator_fix(problem: Dict[str, Any], takes_plugins: bool) -> str:
+    """What to do about an operator. The parser asks for a plugin for those that no one knows, and for some of ONNX's own (NonZero)."""
+    custom = re.search(r"plugin not found", problem["text"], re.IGNORECASE) is not None
+    ways = ["name the library that has it in `plugins:` of the target"] if takes_plugins and problem["needs_plugin"] else []
+    ways += [] if custom else ["build the model for ONNX Runtime (--target cpu)"]
+    return ", or ".join([*ways, "export the model without this operator"])
 
 
 def _problem(error: Any) -> Dict[str, Any]:
@@ -46,13 +55,15 @@ def _problem(error: Any) -> Dict[str, Any]:
     text = clean(error.desc())
     if text == "false":  # the operator checkers refuse without a word
         text = "the parser does not support it"
+    needs_plugin = re.search("plugin", text, re.IGNORECASE) is not None
     return {
         "code": code,
         "node": printable(error.node_name(), 200) if hasattr(error, "node_name") else "",
         "op": printable(error.node_operator(), 200) if hasattr(error, "node_operator") else "",
         "index": error.node(),
         "text": text,
-        "unsupported": code.startswith("UNSUPPORTED_NODE") or bool(re.search("plugin", text, re.IGNORECASE)),
+        "unsupported": code.startswith("UNSUPPORTED_NODE") or needs_plugin,
+        "needs_plugin": needs_plugin,
     }
 
 

@@ -5,7 +5,7 @@ Source of the table: docs/facts/capabilities.yaml.
 
 import difflib
 import re
-from typing import Any, Dict, List, Tuple, Union
+from typing import Any, Dict, List, Sequence, Tuple, Union
 
 from .data import load
 
@@ -13,6 +13,9 @@ _DOTTED = re.compile(r"^(\d{1,2})\.(\d)$")
 # sm_90a and sm_100f name code that runs on that one capability (or family), the hardware is still 9.0 / 10.0
 _COMPACT = re.compile(r"^(?:(?:sm|compute|cc)[ _-]?)?(\d{1,2})[.]?(\d)[af]?$")
 _UNDERSCORE = re.compile(r"^(\d{1,2})_(\d)$")
+_LONG_MINOR = re.compile(r"^\d{1,2}\.\d{2,}$")
+_SPLIT = re.compile(r"^0*([1-9]\d?)[._:](\d+)$")
+_DIGITS = re.compile(r"^0*([1-9]\d?)(\d)$")
 
 
 def _rows() -> List[Dict[str, Any]]:
@@ -61,6 +64,8 @@ def parse(text: Union[str, int, float]) -> str:
         fixed = "{}.{}".format(*underscore.groups())
         misread = fixed.replace(".", "")
         raise ValueError('"{}" is not a compute capability (YAML reads it as {}); write "{}"'.format(written, misread, fixed))
+    if _LONG_MINOR.match(lowered):
+        raise ValueError(_no_gpu(written, lowered))
     compact = _COMPACT.match(lowered)
     if compact and int(compact.group(1)) > 1:  # "10" is a major number without its minor, not 1.0
         return _checked(written, "{}.{}".format(*compact.groups()))
@@ -71,9 +76,27 @@ def _checked(written: str, capability: str) -> str:
     names = known()
     if capability in names or key(capability) > key(names[-1]):
         return capability
-    same_major = [name for name in names if key(name)[0] == key(capability)[0]]
-    close = same_major or difflib.get_close_matches(capability, names, n=3, cutoff=0.3) or list(names[-3:])
-    raise ValueError('no GPU has compute capability "{}"; did you mean {}?'.format(written, one_of(close)))
+    raise ValueError(_no_gpu(written, capability))
+
+
+def candidates(text: str) -> Tuple[str, ...]:
+    """Known capabilities that a misspelt number may stand for: the one it must be, else all of its major number; () for other texts.
+
+    ``8_6``, ``8.60`` and ``086`` are "8.6", ``12:0`` is "12.0". A zero too many at the end is dropped, as YAML drops it, but ``8.10``
+    is none of them, since there is no 8.1: 8.0, 8.6, 8.7, 8.9.
+    """
+    match = _SPLIT.match(text) or _DIGITS.match(text)
+    if not match:
+        return ()
+    major, minor = match.groups()
+    exact = "{}.{}".format(major, minor.rstrip("0") or "0")
+    return (exact,) if exact in known() else tuple(name for name in known() if name.split(".")[0] == major)
+
+
+def _no_gpu(written: str, capability: str) -> str:
+    names = known()
+    close = candidates(capability) or difflib.get_close_matches(capability, names, n=3, cutoff=0.3) or names[-3:]
+    return 'no GPU has compute capability "{}"; did you mean {}?'.format(written, one_of(close))
 
 
 def _by_name(written: str, lowered: str) -> str:
@@ -115,7 +138,7 @@ def _with_example(capability: str) -> str:
     return capability
 
 
-def one_of(names: Union[List[str], Tuple[str, ...]]) -> str:
+def one_of(names: Sequence[str]) -> str:
     """``["8.0", "8.6", "8.7"]`` -> ``"8.0, 8.6 or 8.7"``."""
     if len(names) < 2:
         return "".join(names)

@@ -7,6 +7,41 @@ _TORCH_LEGACY = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"  # t
 _ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")
 _HTML = re.compile(rb"^(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)?<(?:!doctype\s+html|html|head|body|title)\b", re.IGNORECASE | re.DOTALL)
 
+# (offset, bytes there, kind): what the formats' own descriptions give as their signature
+_SIGNATURES = (
+    (0, b"ftrt", "tensorrt-plan"),
+    (0, b"vtrt", "rtx-plan"),
+    (0, b"\x1f\x8b", "gzip"),
+    (0, b"\xfd7zXZ\x00", "xz"),
+    (0, b"\x28\xb5\x2f\xfd", "zstd"),
+    (4, b"1AY&SY", "bzip2"),
+    (0, b"7z\xbc\xaf\x27\x1c", "7z"),
+    (257, b"ustar", "tar"),
+    (0, b"\x7fELF", "program"),
+    (0, b"\xcf\xfa\xed\xfe", "program"),  # Mach-O, 64 bits
+    (0, b"\x89PNG\r\n\x1a\n", "image"),
+    (0, b"\xff\xd8\xff", "image"),  # JPEG
+    (0, b"GIF8", "image"),
+    (0, b"\x89HDF\r\n\x1a\n", "hdf5"),
+    (0, b"\x93NUMPY", "numpy"),
+    (0, b"PAR1", "parquet"),
+    (0, b"GGUF", "gguf"),
+    (4, b"TFL3", "tflite"),  # flatbuffers carry their identifier at 4
+    (4, b"ORTM", "ort"),
+    (4, b"ET12", "executorch"),
+)
+
+_ENOUGH_ZEROS = 64  # bytes: no format that is meant here begins with as many
+_VARINT = rb"[\x80-\xff]{0,4}[\x00-\x7f]"
+# saved_model.pb: schema version 1, a MetaGraphDef, in it a MetaInfoDef with a list of operators, a tag or a version
+_SAVED_MODEL = re.compile(rb"\x08\x01\x12" + _VARINT + rb"\x0a" + _VARINT + rb"[\x12\x22\x2a\x32]")
+# GraphDef: a NodeDef, in it a name and an operator
+_GRAPH_DEF = re.compile(rb"\x0a" + _VARINT + rb"\x0a[\x01-\x7f][\w./-]+\x12[\x01-\x7f][A-Z]\w")
+# Core ML: specification version, a description, in it an input, in it a name
+_CORE_ML = re.compile(rb"\x08[\x01-\x14]\x12" + _VARINT + rb"\x0a" + _VARINT + rb"\x0a")
+
+_TORCH_EXPORT = "export the model with torch.onnx.export"
+_TF_EXPORT = "convert it to ONNX: python -m tf2onnx.convert --{} PATH --output model.onnx"
 _TEXTS = {
     "empty": ("the file is empty (0 bytes)", "make or download it again; nothing was written into it"),
     "html": (
@@ -26,7 +61,39 @@ _TEXTS = {
     "rtx-plan": ("a TensorRT-RTX engine, not an ONNX model", "load it with TensorRT-RTX; to build, give the ONNX model it was made from"),
     "gzip": ("a gzip archive", "unpack it (gunzip, or tar xzf) and give the file inside"),
     "json": ("a JSON text, neither a model nor an engine", "give the .onnx or .engine file"),
-    "pickle": ("a Python pickle, neither an ONNX model nor a raw TensorRT plan", "export the model with torch.onnx.export"),
+    "pickle": ("a Python pickle, neither an ONNX model nor a raw TensorRT plan", _TORCH_EXPORT),
+    "xz": ("an xz archive", "unpack it (xz -d, or tar xJf) and give the file inside"),
+    "zstd": ("a Zstandard archive", "unpack it (zstd -d, or tar --zstd -xf) and give the file inside"),
+    "bzip2": ("a bzip2 archive", "unpack it (bunzip2, or tar xjf) and give the file inside"),
+    "7z": ("a 7-Zip archive", "unpack it (7z x) and give the file inside"),
+    "tar": ("a tar archive", "unpack it (tar xf) and give the file inside"),
+    "program": (
+        "a compiled program or library, neither a model nor an engine",
+        "give the .onnx or .engine file; a library of plugins belongs in `plugins:` of a target",
+    ),
+    "image": ("an image, neither a model nor an engine", "give the .onnx or .engine file"),
+    "hdf5": (
+        "an HDF5 file, as Keras saves models and weights",
+        'in Keras: keras.models.load_model(PATH).export("model.onnx", format="onnx")',
+    ),
+    "keras-zip": ("a Keras model (zip), not an ONNX model", 'in Keras: keras.models.load_model(PATH).export("model.onnx", format="onnx")'),
+    "tflite": ("a TensorFlow Lite model, not an ONNX model", _TF_EXPORT.format("tflite")),
+    "tf-saved-model": ("a TensorFlow SavedModel, not an ONNX model", _TF_EXPORT.format("saved-model").replace("PATH", "FOLDER")),
+    "tf-graph": (
+        "a TensorFlow graph (GraphDef), not an ONNX model",
+        _TF_EXPORT.format("graphdef") + " --inputs NAME:0 --outputs NAME:0",
+    ),
+    "coreml": ("a Core ML model, not an ONNX model", "export the model to ONNX from where it was trained"),
+    "executorch": ("an ExecuTorch program, not an ONNX model", _TORCH_EXPORT),
+    "ort": ("an ONNX Runtime model in .ort format, not an ONNX model", "give the ONNX model that it was made from"),
+    "safetensors": ("a safetensors file: weights without the network that uses them", "load them into the model and use torch.onnx.export"),
+    "gguf": ("a GGUF file: weights for llama.cpp, without a network", "export the model to ONNX from where it was trained"),
+    "numpy": ("a NumPy array, neither a model nor an engine", "give the .onnx or .engine file; an array can be a sample (`samples:`)"),
+    "parquet": ("a Parquet table, neither a model nor an engine", "give the .onnx or .engine file"),
+    "zeros": (
+        "nothing but zero bytes where a file begins: space was reserved for it and its content never arrived",
+        "copy or download it again",
+    ),
     "text": ("a plain text, neither a model nor an engine", "give the .onnx or .engine file"),
     "onnx-like": ("an ONNX model, not an engine", "build an engine from it"),
     "unknown": ("no known kind of model or engine", "check where the file comes from and that it was copied whole"),
@@ -48,19 +115,32 @@ def sniff(head: bytes, size: int) -> Dict[str, Any]:
 def _kind(head: bytes, size: int) -> str:
     if size == 0 or not head:
         return "empty"
-    if head.startswith(b"ftrt"):
-        return "tensorrt-plan"
-    if head.startswith(b"vtrt"):
-        return "rtx-plan"
+    for offset, magic, kind in _SIGNATURES:
+        if head.startswith(magic, offset):
+            return kind
     if metadata_prefix(head, size) is not None:
         return "tensorrt-plan"
     if head.startswith(_ZIP_STARTS):
-        return "torch-zip" if _is_torch_zip(head) else "zip"
-    if head.startswith(b"\x1f\x8b"):
-        return "gzip"
+        return _zip_kind(head)
     if head.startswith(_TORCH_LEGACY) or _is_pickle(head):
         return "pickle"
-    return _text_kind(head) or ("onnx-like" if is_onnx_like(head, size) else "unknown")
+    if len(head) >= min(size, _ENOUGH_ZEROS) and not any(head):
+        return "zeros"
+    return _text_kind(head) or _binary_kind(head, size)
+
+
+def _binary_kind(head: bytes, size: int) -> str:
+    if _is_safetensors(head, size):
+        return "safetensors"
+    if head[:2] == b"MZ":
+        return "program"
+    if _SAVED_MODEL.match(head):
+        return "tf-saved-model"
+    if _GRAPH_DEF.match(head):
+        return "tf-graph"
+    if _CORE_ML.match(head):
+        return "coreml"
+    return "onnx-like" if is_onnx_like(head, size) else "unknown"
 
 
 def _text_kind(head: bytes) -> Optional[str]:
@@ -95,11 +175,22 @@ def _as_text(head: bytes) -> Optional[bytes]:
     return None
 
 
-def _is_torch_zip(head: bytes) -> bool:
-    # torch.save writes <name>/data.pkl first; TorchScript <name>/data.pkl or <name>/code/..., newer ones <name>/.format_version
+def _zip_kind(head: bytes) -> str:
+    """From the name of the archive's first file."""
     name_length = int.from_bytes(head[26:28], "little")
     name = head[30 : 30 + name_length]
-    return bool(re.match(rb"^[^/]+/(?:data\.pkl|constants\.pkl|version|byteorder|code/|\.format_version|\.data/)", name))
+    # torch.save writes <name>/data.pkl first; TorchScript <name>/data.pkl or <name>/code/..., newer ones <name>/.format_version
+    if re.match(rb"^[^/]+/(?:data\.pkl|constants\.pkl|version|byteorder|code/|\.format_version|\.data/)", name):
+        return "torch-zip"
+    if re.match(rb"^(?:metadata\.json|config\.json|model\.weights\.h5)$", name):
+        return "keras-zip"
+    return "coreml" if re.search(rb"\.ml(?:package|modelc)/", name) else "zip"
+
+
+def _is_safetensors(head: bytes, size: int) -> bool:
+    """Eight bytes with the length of a JSON header, then that header."""
+    length = int.from_bytes(head[:8], "little")
+    return 2 <= length <= size - 8 and re.match(rb"^\{\s*[\"}]", head[8:64]) is not None
 
 
 def _is_pickle(head: bytes) -> bool:

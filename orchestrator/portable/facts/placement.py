@@ -4,6 +4,7 @@ A target is the dict of a matrix row, a host the description that ``portable/wor
 Rules: docs/facts/jetson.yaml, drivers.yaml, rtx.yaml, trt_sm_support.yaml.
 """
 
+import shlex
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from .answer import NO, UNKNOWN, YES, Answer
@@ -20,11 +21,7 @@ Host = Dict[str, Any]
 Decision = NamedTuple("Decision", [("verdict", str), ("reasons", List[str])])
 """``verdict`` is "yes", "no" or "unknown"; the first of ``reasons`` says it in one line, the others are notes."""
 
-_INSTALL = {
-    "tensorrt": "install it for the runner's Python",
-    "tensorrt-rtx": "pip install 'enginefarm[rtx]'",
-    "onnxruntime": "pip install onnxruntime",
-}
+_PACKAGES = {"tensorrt-rtx": "'enginefarm[rtx]'", "onnxruntime": "onnxruntime"}  # what pip installs, in the words of a shell
 _NOT_INSTALLED = "not installed"  # the probe's answer for a module that is not there
 _NAMES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT-RTX", "onnxruntime": "ONNX Runtime"}
 
@@ -92,12 +89,27 @@ def _backend(target: Target, host: Host) -> Optional[Decision]:
     named = _NAMES[backend] + (" " + wanted if wanted else "")
     if "version" not in probed:
         error = (str(probed.get("error") or "").strip().splitlines() or [_NOT_INSTALLED])[-1]
-        state = "is not installed here" if error == _NOT_INSTALLED else "does not import here ({})".format(error)
-        return _no("{} {}; {}".format(named, state, _INSTALL[backend]))
+        state = "is not installed {}".format(_for_python(host))
+        if error != _NOT_INSTALLED:
+            state = "does not import {} ({})".format(_for_python(host), error)
+        return _no("{} {}; {}".format(named, state, _install(_PACKAGES.get(backend), host)))
     if wanted and not matches(probed["version"], wanted):
         where = " (image {})".format(target["image"]) if target.get("image") and target.get("tensorrt_from") != "host" else ""
         return _no("this host has {} {}; needs {}{}".format(_NAMES[backend], probed["version"], wanted, where))
     return None
+
+
+def _for_python(host: Host) -> str:
+    python = host.get("python_executable")
+    return "for {}".format(python) if python else "here"
+
+
+def _install(package: Optional[str], host: Host) -> str:
+    """What to do about a package that the runner's interpreter lacks; it need not be the one that reads this."""
+    python = host.get("python_executable")
+    if package is None:
+        return "install it for {}".format(python or "the runner's Python")
+    return "{} install {}".format("{} -m pip".format(shlex.quote(python)) if python else "pip", package)
 
 
 def _wanted_version(target: Target) -> Optional[str]:
@@ -146,7 +158,7 @@ def _onnxruntime(target: Target, host: Host) -> Decision:
         return gpu
     providers = host["backends"]["onnxruntime"].get("providers") or ()
     if not {"cuda", "CUDAExecutionProvider"}.intersection(providers):
-        return _no("this ONNX Runtime has no CUDAExecutionProvider; pip install onnxruntime-gpu")
+        return _no("this ONNX Runtime has no CUDAExecutionProvider; {}".format(_install("onnxruntime-gpu", host)))
     return _first_problem([_driver(target, host), _gpu_model(target, host)]) or _yes("runs on {}".format(_gpu_name(target, host)))
 
 

@@ -92,6 +92,7 @@ def models() -> dict[str, bytes]:
     ]
     bf16 = helper.make_tensor("w", TensorProto.BFLOAT16, [16, 16], square.flatten().tolist())
     flat = [value("x", fp32, [4, 16])], [value("y", fp32, [4, 16])]
+    found = [value("x", fp32, [4, 4])], [value("y", TensorProto.INT64, [2, None])]
     return {
         "matmul_fp32": matmul(fp32, "float32"),
         "matmul_fp16": matmul(fp16, "float16"),
@@ -100,6 +101,7 @@ def models() -> dict[str, bytes]:
         "reshape": _model(reshape, shaped, [value("y", fp32, ["a", "b"])], [], opset),
         "custom_op": _model([helper.make_node("Mish2", ["x"], ["y"], "bad\x01name", domain="acme")], *flat, [], opset),
         "det": _model([helper.make_node("Det", ["x"], ["y"], "det")], [value("x", fp32, [4, 4])], [value("y", fp32, [])], [], opset),
+        "non_zero": _model([helper.make_node("NonZero", ["x"], ["y"], "find")], *found, [], opset),
         "empty": b"",
         "garbage": b"\x08\x07garbage!!!!",
     }

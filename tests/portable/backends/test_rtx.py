@@ -99,6 +99,7 @@ def test_a_capability_that_the_builder_does_not_know_is_refused_with_the_known_o
     [
         ("custom_op", "unsupported-op", r'operator Mish2 at node "bad\x01name": Plugin not found'),
         ("det", "unsupported-op", 'operator Det at node "det": the parser does not support it'),
+        ("non_zero", "unsupported-op", 'operator NonZero at node "find": NonZero plugin creator'),
         ("garbage", "parse-failed", "Failed to parse the ONNX model"),
         ("empty", "parse-failed", "the file holds no network"),
     ],
@@ -110,6 +111,18 @@ def test_what_the_parser_refuses_is_told_with_node_and_operator(
 
     assert error["kind"] == kind
     assert text in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("model", "fix"),
+    [
+        ("custom_op", "export the model without this operator"),
+        ("det", "build the model for ONNX Runtime (--target cpu), or export the model without this operator"),
+        ("non_zero", "build the model for ONNX Runtime (--target cpu), or export the model without this operator"),
+    ],
+)
+def test_an_operator_that_the_parser_refuses_comes_with_what_to_do(run_step: Run, models: dict[str, bytes], model: str, fix: str) -> None:
+    assert run_step(request("8.6"), models[model])["error"]["details"]["fix"] == fix
 
 
 @pytest.mark.parametrize(

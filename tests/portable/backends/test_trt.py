@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.portable.backends import trt, trt_run
+from orchestrator.portable.backends import trt, trt_network, trt_run
 from orchestrator.portable.worker.errors import StepError
 from orchestrator.portable.worker.events import Events
 
@@ -196,6 +196,28 @@ def test_parser_errors_name_what_the_release_tells(attempt: Any, version: str, p
 
     assert caught.value.kind == "unsupported-op"
     assert caught.value.message == f"{place}: the parser does not support it"
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        (
+            "Plugin not found, are the plugin name, version, and namespace correct?",
+            "name the library that has it in `plugins:` of the target, or export the model without this operator",
+        ),
+        (
+            "creator && NonZero plugin creator version 1 was not found in plugin registry.",
+            (
+                "name the library that has it in `plugins:` of the target, or build the model for ONNX Runtime (--target cpu), "
+                "or export the model without this operator"
+            ),
+        ),
+    ],
+)
+def test_where_plugins_exist_naming_one_is_a_way_out(text: str, fix: str) -> None:
+    problem = {"text": text, "needs_plugin": True}
+
+    assert trt_network._operator_fix(problem, takes_plugins=True) == fix
 
 
 def test_a_file_without_a_network_is_refused(attempt: Any) -> None:
