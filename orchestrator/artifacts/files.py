@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +40,15 @@ def disk_errors(doing: str) -> Iterator[None]:
         where = Where(file=str(error.filename)) if error.filename else None
         fix = fixes.get(error.errno or 0)
         raise EnginefarmError(DISK, f"cannot {doing}", where=where, why=reason, fix=fix) from error
+
+
+def read_regular(path: Path, limit: int) -> bytes:
+    """At most ``limit`` + 1 bytes of a regular file; OSError for anything else: a pipe would wait for a writer for ever."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        return file.read(limit + 1)
 
 
 def sha256_file(path: Path) -> str:

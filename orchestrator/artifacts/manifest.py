@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from orchestrator.artifacts.files import read_regular
 from orchestrator.errors import MANIFEST_UNREADABLE, EnginefarmError, Where
 
 MANIFEST_SCHEMA: Literal["enginefarm.manifest/1"] = "enginefarm.manifest/1"
@@ -165,6 +166,10 @@ def parse_manifest(data: bytes, path: Path) -> Manifest:
             raise _unreadable(
                 path, f"it is {schema}; this enginefarm reads {MANIFEST_SCHEMA}", "use the enginefarm that wrote it, or a newer one"
             )
+        if isinstance(schema, str) and schema.startswith("enginefarm.latest/"):
+            raise _unreadable(
+                path, "it is a latest.json that names no manifest below it", "give the manifest itself, v<N>/<model>_v<N>.json"
+            )
         raise _unreadable(path, "it is JSON, but no enginefarm manifest", "give <model>_v<N>.json from the artifacts folder")
     try:
         return Manifest.model_validate_json(data)
@@ -177,8 +182,7 @@ def parse_manifest(data: bytes, path: Path) -> Manifest:
 def read_manifest(path: Path) -> Manifest:
     """Read and check a manifest; raises EnginefarmError(MANIFEST_UNREADABLE) when it is missing, damaged or foreign."""
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_MANIFEST_BYTES + 1)
+        data = read_regular(path, MAX_MANIFEST_BYTES)
     except OSError as error:
         raise _unreadable(path, error.strerror or str(error)) from error
     if len(data) > MAX_MANIFEST_BYTES:

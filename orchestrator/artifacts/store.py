@@ -24,20 +24,29 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
 from orchestrator.artifacts.files import copy_new, disk_errors, member, sha256_bytes, sync_folder, write_new
-from orchestrator.artifacts.manifest import EngineRecord, Manifest, parse_manifest, read_manifest
-from orchestrator.artifacts.merge import lost, merge_engines, statuses
+from orchestrator.artifacts.latest import LATEST, LATEST_SCHEMA, decide, follow_latest, latest_bytes, read_latest
+from orchestrator.artifacts.manifest import EngineRecord, Manifest, Verdict, parse_manifest, read_manifest
+from orchestrator.artifacts.merge import merge_engines
 from orchestrator.artifacts.names import check_model_name, manifest_file
 from orchestrator.errors import DIGEST_MISMATCH, LOCKED, NAME_TAKEN, EnginefarmError, Where
 
-__all__ = ["LATEST_SCHEMA", "Placed", "Release", "finish_interrupted", "follow_latest", "merge_engines", "read_latest", "read_manifest"]
+__all__ = [
+    "LATEST",
+    "LATEST_SCHEMA",
+    "Placed",
+    "Release",
+    "finish_interrupted",
+    "follow_latest",
+    "merge_engines",
+    "read_latest",
+    "read_manifest",
+]
 
-LATEST_SCHEMA = "enginefarm.latest/1"
-LATEST = "latest.json"
 COMMIT = ".commit"
 STAGE = ".stage-"
 JOURNAL = "journal.json"
@@ -123,24 +132,6 @@ def finish_interrupted(output: Path, name: str, *, timeout: float = 600.0) -> No
             _settle(folder)
 
 
-def read_latest(model_folder: Path) -> dict[str, Any] | None:
-    """``latest.json`` of a model; None when there is none or it is not ours."""
-    try:
-        content = json.loads((model_folder / LATEST).read_bytes())
-    except (OSError, ValueError):
-        return None
-    if not isinstance(content, dict) or content.get("schema") != LATEST_SCHEMA or not isinstance(content.get("targets"), dict):
-        return None
-    return content
-
-
-def follow_latest(path: Path) -> Path:
-    """The manifest that a ``latest.json`` names; any other path as it is."""
-    latest = read_latest(path.parent) if path.name == LATEST else None
-    parts = str(latest.get("manifest")).split("/") if latest else []
-    return member(member(path.parent, parts[0]), parts[1]) if len(parts) == 2 else path
-
-
 class Release:
     """Commits one run's engines of one model version. The lock is held inside ``with``, so do nothing slow there but copying::
 
@@ -149,7 +140,9 @@ class Release:
             path = release.commit(manifest, move_latest=True)
 
     Attributes: ``previous``, the newest manifest of this version; after ``commit``, ``manifest`` (as written: merged, with its revision),
-    ``latest_moved`` and ``latest_note`` (why ``latest.json`` moved or stayed). Raises EnginefarmError: LOCKED, DISK, MANIFEST_UNREADABLE.
+    ``latest_moved``, ``latest_note`` (why ``latest.json`` moved or stayed) and ``notes`` (what else there is to say).
+
+    Raises EnginefarmError: LOCKED, DISK, MANIFEST_UNREADABLE.
     """
 
     def __init__(
@@ -163,6 +156,7 @@ class Release:
         self.manifest: Manifest | None = None
         self.latest_moved = False
         self.latest_note = ""
+        self.notes: tuple[str, ...] = ()
         self._staged: dict[str, Placed] = {}
         self._attached: list[str] = []
         self._wait = (timeout, on_wait)
@@ -246,11 +240,12 @@ class Release:
         """Write this run's records, merged with those of ``previous``, as the next revision; returns the manifest's path.
 
         ``manifest.engines`` holds the records of this run only; each with a ``file`` was placed, or is the same engine as in ``previous``.
+        One that is neither (another run replaced the engine meanwhile) counts as skipped, with a line in ``notes``.
         The revision is counted here, under the lock. ``move_latest``: the run ended with exit code 0.
         """
         self._check_model(manifest)
         own = {record.tag for record in manifest.engines}
-        engines = merge_engines(self.previous, manifest.engines, folder=self.folder)
+        engines = merge_engines(self.previous, self._available(manifest.engines), folder=self.folder)
         revision = self.previous.revision + 1 if self.previous else 1
         manifest = manifest.model_copy(update={"engines": engines, "revision": revision})
         data = manifest.as_json()
@@ -263,9 +258,7 @@ class Release:
         released = [record.tag for record in engines if record.tag in own and record.file is not None and record.problem is None]
         changed = any(after.get(file) != digest for file, digest in before.items())
         with disk_errors(f"write {self.folder / name}"):
-            self._decide_latest(engines, move_latest, changed=changed)
-            if self.latest_moved:
-                write_new(self._stage / LATEST, self._latest(manifest, data))
+            self._stage_latest(manifest, data, good=move_latest, changed=changed)
             self._keep_previous()
             write_new(self._stage / name, data)
             write_new(self._stage / JOURNAL, json.dumps({"moves": moves, "removes": removes, "released": released}).encode())
@@ -275,6 +268,53 @@ class Release:
             _apply(self.folder)
         self.manifest = manifest
         return self.folder / name
+
+    def follow(self, move_latest: bool) -> None:
+        """Only decide about ``latest.json``, for a run that found everything up to date; does nothing without a committed manifest."""
+        if self.previous is None or self._previous_bytes is None:
+            return
+        self.manifest = self.previous
+        with disk_errors(f"write {self.model_folder / LATEST}"):
+            if self._stage_latest(self.previous, self._previous_bytes, good=move_latest, changed=False):
+                (self._stage / LATEST).replace(self.model_folder / LATEST)
+                sync_folder(self.model_folder)
+
+    def _stage_latest(self, manifest: Manifest, data: bytes, *, good: bool, changed: bool) -> bool:
+        """Write the next ``latest.json`` into the stage; False when it stays as it is."""
+        current = self.model_folder / LATEST
+        found = decide(self.model_folder, self.version, manifest.engines, good=good, changed=changed)
+        self.latest_moved, self.latest_note = found.moved, found.note
+        if found.targets is None:
+            return False
+        content = latest_bytes(manifest, data, found.targets)
+        if current.exists() and read_latest(self.model_folder) is None:
+            self.notes += (f"{current} was damaged, or not ours: it is written anew",)
+        elif current.exists() and current.read_bytes() == content:
+            self.latest_moved = False
+            self.latest_note = "it names this revision already"
+            return False
+        write_new(self._stage / LATEST, content)
+        return True
+
+    def _available(self, records: Sequence[EngineRecord]) -> tuple[EngineRecord, ...]:
+        """This run's records; one whose file holds other bytes by now, or is taken by another record, has no engine any more."""
+        held = {record.file: record.digest for record in self.previous.engines} if self.previous else {}
+        before = {record.target: record for record in self.previous.engines} if self.previous else {}
+        available: list[EngineRecord] = []
+        taken: set[str] = set()
+        for record in records:
+            name = record.file
+            digest = self._staged[name].digest if name in self._staged else held.get(name)
+            if name is None or record.verdict.status in ("failed", "skipped") or (digest == record.digest and name not in taken):
+                available.append(record)
+                taken |= {name} if name is not None else set()
+                continue
+            self.notes += (f"{record.target}: {name} was replaced meanwhile, so this run's result of it is left out",)
+            verdict = Verdict(status="skipped", reason=f"{name} was replaced by another build while this run used it")
+            problem = before[record.target].problem if record.target in before else None
+            gone = {"file": None, "digest": None, "size_bytes": None, "verdict": verdict, "problem": problem}
+            available.append(record.model_copy(update=gone))
+        return tuple(available)
 
     def _check_model(self, manifest: Manifest) -> None:
         if (manifest.model.name, manifest.model.version) != (self.name, self.version):
@@ -290,16 +330,8 @@ class Release:
 
     def _moves(self, engines: Sequence[EngineRecord]) -> list[str]:
         """The placed files that the merged records are about; a placed file whose record lost against the previous one stays out."""
-        moves = []
-        held = {record.file: record.digest for record in self.previous.engines} if self.previous else {}
-        for record in engines:
-            if record.file is None:
-                continue
-            if record.file in self._staged and self._staged[record.file].digest == record.digest:
-                moves.append(record.file)
-            elif held.get(record.file) != record.digest:
-                raise ValueError(f"{record.file} of target {record.target} was not placed")
-        return moves
+        staged = {(name, placed.digest) for name, placed in self._staged.items()}
+        return [record.file for record in engines if record.file is not None and (record.file, record.digest) in staged]
 
     def _keep_previous(self) -> None:
         if self._previous_bytes is None:
@@ -312,32 +344,3 @@ class Release:
             write_new(staged, self._previous_bytes)
             staged.replace(kept)
             sync_folder(archive)
-
-    def _decide_latest(self, engines: Sequence[EngineRecord], move_latest: bool, *, changed: bool) -> None:
-        """Whether ``latest.json`` moves to this revision. ``changed``: engine files of the previous revision are replaced or removed."""
-        latest = read_latest(self.model_folder)
-        here = latest is not None and latest.get("version") == self.version
-        # a version that was deleted has nothing to lose
-        there = latest is not None and follow_latest(self.model_folder / LATEST).is_file()
-        losses = lost(latest["targets"], statuses(engines)) if latest and there else []
-        if here and changed:
-            # the engines that it described are gone from this folder: it would point at nothing
-            self.latest_moved, self.latest_note = True, "it follows this version's engines"
-        elif not move_latest:
-            self.latest_note = "it stays: the run did not end well"
-        elif losses:
-            self.latest_note = f"it stays at v{latest['version']}: in v{self.version}, {'; '.join(losses)}" if latest else ""
-        else:
-            self.latest_moved, self.latest_note = True, "every target that it had is there"
-
-    def _latest(self, manifest: Manifest, data: bytes) -> bytes:
-        content = {
-            "schema": LATEST_SCHEMA,
-            "model": self.name,
-            "version": self.version,
-            "revision": manifest.revision,
-            "manifest": f"v{self.version}/{manifest_file(self.name, self.version)}",
-            "digest": sha256_bytes(data),
-            "targets": statuses(manifest.engines),
-        }
-        return json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n"

@@ -6,6 +6,7 @@ digest gets the next number. Versions are compared as numbers: v10 is after v9. 
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 from collections.abc import Sequence
@@ -94,18 +95,28 @@ def _names(signature: Signature) -> str:
     return f"{inputs or 'nothing'} -> {', '.join(tensor.name for tensor in signature.outputs) or 'nothing'}"
 
 
-def _requested(manifests: dict[int, Manifest], name: str, digest: str, requested: int) -> VersionChoice:
-    held = manifests.get(requested)
-    if held is None:
+def _holding(found: dict[int, Path], digest: str) -> list[int]:
+    """The versions whose manifest can be read and is of the model with ``digest``."""
+    same = []
+    for version, path in found.items():
+        with contextlib.suppress(EnginefarmError):
+            same += [version] if read_manifest(path).model.digest == digest else []
+    return same
+
+
+def _requested(found: dict[int, Path], name: str, digest: str, requested: int) -> VersionChoice:
+    """The other versions do not matter, so a damaged manifest of theirs is in nobody's way."""
+    if requested not in found:
         return VersionChoice(requested, 1, False, "as --model-version says")
+    held = _read(found[requested], name, requested)
     if held.model.digest == digest:
         return VersionChoice(requested, held.revision + 1, True, f"as --model-version says; revision {held.revision} is there already")
-    same = [version for version, manifest in manifests.items() if manifest.model.digest == digest]
+    same = _holding(found, digest)
     raise EnginefarmError(
         NAME_TAKEN,
         f"{name} v{requested} is another model",
         why=f"it holds {held.model.digest[:19]}..., this one is {digest[:19]}..." + (f", which is v{same[-1]}" if same else ""),
-        fix=f"--model-version {same[-1] if same else max(manifests) + 1}",
+        fix=f"--model-version {same[-1] if same else max(found) + 1}",
     )
 
 
@@ -113,12 +124,13 @@ def choose_version(output: Path, name: str, model_digest: str, signature: Signat
     """The version of the model with ``model_digest`` named ``name``; ``signature`` has its inputs and outputs.
 
     Raises EnginefarmError: NAME_TAKEN (the name or the requested version is another model's), VERSION_UNKNOWN (in CI with nothing to go
-    by), MANIFEST_UNREADABLE (a damaged manifest could hide a version, so it is not skipped).
+    by), MANIFEST_UNREADABLE (a damaged manifest could hide a version, so without ``requested`` it is not skipped).
     """
     finish_interrupted(output, name)
-    manifests = {version: _read(path, name, version) for version, path in versions(output, name).items()}
+    found = versions(output, name)
     if requested is not None:
-        return _requested(manifests, name, model_digest, requested)
+        return _requested(found, name, model_digest, requested)
+    manifests = {version: _read(path, name, version) for version, path in found.items()}
     for version, manifest in reversed(manifests.items()):
         if manifest.model.digest == model_digest:
             return VersionChoice(version, manifest.revision + 1, True, f"the same model as revision {manifest.revision}")

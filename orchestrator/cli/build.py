@@ -170,7 +170,7 @@ def _show_problems(result: Any, progress: str) -> None:
 
     if progress == "json":
         return
-    for problem in merge_problems(result.outcomes):
+    for problem in merge_problems(result):
         sys.stderr.write("\n" + "\n".join(render(problem)) + "\n")
     sys.stderr.flush()
 

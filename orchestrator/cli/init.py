@@ -18,14 +18,29 @@ _MAKEFILE_TEXT = """\
 # Engines for this project. In your Makefile:  include enginefarm.mk
 # make engines MODEL=lane.onnx [TARGETS="rtx-ada cpu"] [JOBS=2] [MODEL_VERSION=3] [ARGS="--shape x:1x3x224x224"]
 # Builds what a runner here can take; without --available a target that none can take is an error. MODEL may be left out
-# where enginefarm.yaml names the models.
+# where enginefarm.yaml names the models. TARGETS is split at spaces and commas, ARGS like shell words; neither is expanded.
 ENGINEFARM ?= enginefarm
+
+# Values travel through the environment, so that any file name is safe. What a caller gives is data; what a Makefile says is
+# expanded as ever. Unexport: make would expand a variable of its command line once more while exporting it.
+ef_text = $(if $(filter file,$(origin $1)),$($1),$(value $1))
+unexport MODEL TARGETS JOBS MODEL_VERSION ARGS
+export EF_MODEL = $(call ef_text,MODEL)
+export EF_TARGETS = $(call ef_text,TARGETS)
+export EF_JOBS = $(call ef_text,JOBS)
+export EF_MODEL_VERSION = $(call ef_text,MODEL_VERSION)
+export EF_ARGS = $(call ef_text,ARGS)
 
 .PHONY: engines
 engines:
-\t$(ENGINEFARM) build --available $(foreach target,$(TARGETS),--target '$(target)') \\
-\t\t$(if $(JOBS),--jobs $(JOBS)) $(if $(MODEL_VERSION),--model-version $(MODEL_VERSION)) $(ARGS) \\
-\t\t$(if $(MODEL),-- '$(subst ','\\'',$(MODEL))')
+\t@set -f; set -- build --available; IFS=' ,'; \\
+\tfor target in $$EF_TARGETS; do set -- "$$@" --target "$$target"; done; \\
+\tif [ -n "$$EF_JOBS" ]; then set -- "$$@" --jobs "$$EF_JOBS"; fi; \\
+\tif [ -n "$$EF_MODEL_VERSION" ]; then set -- "$$@" --model-version "$$EF_MODEL_VERSION"; fi; \\
+\twords=`printf '%s\\n' "$$EF_ARGS" | xargs printf '%s\\n'` || exit 2; IFS=`printf '\\n.'`; IFS=$${IFS%.}; \\
+\tfor word in $$words; do set -- "$$@" "$$word"; done; unset IFS; \\
+\tif [ -n "$$EF_MODEL" ]; then set -- "$$@" -- "$$EF_MODEL"; fi; \\
+\t$(ENGINEFARM) "$$@"
 """
 
 

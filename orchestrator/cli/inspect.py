@@ -46,15 +46,15 @@ def inspect_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object per file.")] = False,
 ) -> None:
     """Show what a model, an engine or a manifest is, without a GPU and without loading it."""
-    import json
     import shutil
     import sys
 
     from orchestrator.errors import raise_all
+    from orchestrator.report.text import json_text
 
     findings = [look(path) for path in files]
     if as_json:
-        typer.echo(json.dumps([finding.as_dict() for finding in findings], indent=2, ensure_ascii=False))
+        typer.echo(json_text([finding.as_dict() for finding in findings]))
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         texts = [_text(finding, width) for finding in findings if finding.title]
@@ -65,16 +65,16 @@ def inspect_command(
 
 def _text(finding: Finding, width: int | None = None) -> str:
     """The finding for people; ``width`` is that of the terminal in cells, None when there is none: then every row is one line."""
-    from orchestrator.report.text import columns, hang, safe
+    from orchestrator.report.text import columns, hang, one_line
 
-    lines = [f"{safe(str(finding.path))}: {safe(finding.title)}"]
+    lines = [f"{one_line(str(finding.path))}: {one_line(finding.title)}"]
     if width is None:
-        lines += [f"  {line}" for line in columns([[label, safe(text)] for label, text in finding.lines])]
+        lines += [f"  {line}" for line in columns([[label, one_line(text)] for label, text in finding.lines])]
     else:
         indent = 4 + max((len(label) for label, _ in finding.lines), default=0)
-        lines += [line for label, text in finding.lines for line in hang(f"  {label}", safe(text), width, indent)]
+        lines += [line for label, text in finding.lines for line in hang(f"  {label}", one_line(text), width, indent)]
     if finding.table:
-        rows = [[safe(cell) for cell in row] for row in finding.table]
+        rows = [[one_line(cell) for cell in row] for row in finding.table]
         lines += ["", *(columns(rows, indent=2) if width is None else _folded(rows, width))]
     return "\n".join(lines)
 

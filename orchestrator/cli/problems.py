@@ -9,6 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -17,6 +18,8 @@ from orchestrator.errors import USAGE, EnginefarmError, Exit, flatten
 from orchestrator.report.text import safe
 
 # the option parser's errors: typer brings its own copy of click, older ones import it, and only this is public of both
+PROBLEMS_SCHEMA = "enginefarm.problems/0"
+
 ParserError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 
@@ -38,15 +41,21 @@ class Reporter:
     def __init__(self) -> None:
         self.debug = False
         self.as_json = False
+        self.words: tuple[str, ...] = ()
 
     def prepare(self, words: Sequence[str]) -> None:
         """Read the options that decide how even a usage error is shown."""
         self.debug = "--debug" in words or os.environ.get("ENGINEFARM_DEBUG", "") not in ("", "0")
-        self.as_json = ("--progress", "json") in itertools.pairwise(words) or "--progress=json" in words
+        # what follows `--` is no option
+        self.words = tuple(itertools.takewhile(lambda word: word != "--", words))
+        self.as_json = _progress(self.words) == "json"
 
     def guard(self, command: Callable[[], Any]) -> int:
         try:
+            _refuse_empty_output(self.words)
             code = command()
+            # here a full disk is still an error with words; while Python ends it would not be
+            sys.stdout.flush()
         except EnginefarmError as error:
             return self.show(error)
         except ParserError as error:
@@ -57,12 +66,13 @@ class Reporter:
         except (typer.Abort, KeyboardInterrupt):
             sys.stderr.write("interrupted\n")
             return Exit.INTERRUPTED
-        except BrokenPipeError:
-            # the reader of our output went away (`| head`): nothing more to say
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return Exit.OK
         except OSError as error:
             return self._os_error(error)
+        except SystemExit as end:
+            # typer ends without a word for any broken pipe; that of our own readers is no error (cli/streams.py), so it is another's
+            if isinstance(end.__context__, BrokenPipeError):
+                return self._os_error(end.__context__)
+            raise
         except Exception as error:  # noqa: BLE001  (the process edge: an unexpected error becomes exit 70 and a report)
             return self._bug(error)
         return int(code) if isinstance(code, int) else Exit.OK
@@ -77,6 +87,9 @@ class Reporter:
                 sys.stderr.write("\n".join(render(problem)) + "\n")
         if len(problems) > 1 and not self.as_json:
             sys.stderr.write(f"{len(problems)} problems\n")
+        if "--json" in self.words:
+            answer = {"schema": PROBLEMS_SCHEMA, "exit_code": int(error.exit), "problems": [problem.as_dict() for problem in problems]}
+            sys.stdout.write(json.dumps(answer, indent=2, ensure_ascii=False) + "\n")
         if self.debug:
             traceback.print_exception(error)
         return error.exit
@@ -101,6 +114,34 @@ class Reporter:
             sys.stderr.write(f"error[EF700]: internal bug: {type(error).__name__}: {safe(str(error))} at {where}\n")
             sys.stderr.write("  fix: run again with --debug in front (`enginefarm --debug ...`) and report what it prints\n")
         return Exit.INTERNAL
+
+
+def _progress(words: Sequence[str]) -> str | None:
+    """``--progress`` as it will be read: command line, environment, enginefarm.yaml; errors that come before must look alike."""
+    given = [word.partition("=")[2] for word in words if word.startswith("--progress=")]
+    given += [value for word, value in itertools.pairwise(words) if word == "--progress"]
+    if given:
+        return given[-1]
+    if "build" not in words:
+        return None
+    if os.environ.get("ENGINEFARM_PROGRESS"):
+        return os.environ["ENGINEFARM_PROGRESS"]
+    from orchestrator.cli.settings import find_settings, load_settings
+
+    try:
+        # usually there is none, and then nothing heavy is imported
+        found = find_settings(Path.cwd()) is not None
+        return load_settings(Path.cwd()).values.get("progress") if found else None
+    except (EnginefarmError, OSError):
+        # the command meets it too, and says so
+        return None
+
+
+def _refuse_empty_output(words: Sequence[str]) -> None:
+    """An empty path is the current folder to Python: a variable that was not set must not scatter engines there."""
+    pairs = itertools.pairwise(words)
+    if "--output=" in words or any(option in ("--output", "-o") and not value for option, value in pairs):
+        raise EnginefarmError(USAGE, "--output is empty", fix="name a folder: --output artifacts (the current one is --output .)")
 
 
 def _usage(error: Any) -> EnginefarmError:

@@ -20,26 +20,23 @@ def repro_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print the command that builds an engine again; what it was built from goes to standard error as comments."""
-    import json
-    import shlex
-
     from orchestrator.artifacts.reproduce import arguments
-    from orchestrator.report.text import safe
+    from orchestrator.report.text import command_line, json_text, one_line
 
     entry = _entry(source, target)
     words = arguments(entry.manifest.model, entry.record)
     inputs = _inputs(entry)
     if as_json:
-        content = {"command": shlex.join(words), "arguments": words, "inputs": inputs}
-        typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
+        content = {"command": command_line(words), "arguments": words, "inputs": inputs}
+        typer.echo(json_text(content))
         return
     if entry.record.file is None:
-        typer.echo(f"# there is no engine: {entry.record.verdict.status}: {safe(_flat(entry.record.verdict.reason))}", err=True)
+        typer.echo(f"# there is no engine: {entry.record.verdict.status}: {one_line(_flat(entry.record.verdict.reason))}", err=True)
     for name, value in inputs.items():
         if value:
-            typer.echo(f"# {name.replace('_', ' ')}: {safe(_flat(value))}", err=True)
+            typer.echo(f"# {name.replace('_', ' ')}: {one_line(_flat(value))}", err=True)
     typer.echo("# the same inputs give an equivalent engine, not the same bytes: builders are not deterministic", err=True)
-    typer.echo(shlex.join(words))
+    typer.echo(command_line(words))
 
 
 def _flat(value: Any) -> str:

@@ -70,6 +70,8 @@ def stop_on_signals(cancel: Cancel, *, quiet: bool) -> Iterator[None]:
     def stop(number: int, _frame: FrameType | None) -> None:
         if cancel.is_set():
             os._exit(128 + number)
+        if not cancel.watched:
+            raise SystemExit(128 + number)
         cancel.stopped_by = number
         cancel.set()
         if not quiet:

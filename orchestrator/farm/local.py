@@ -140,7 +140,10 @@ class Farm:
                 usable = self.usable(spots)
                 free = [spot for spot in usable if self._running[spot.runner.name] < spot.runner.slots]
                 if free:
-                    spot = min(free, key=lambda spot: self._running[spot.runner.name] / spot.runner.slots)
+                    # one that failed is tried after those that did not: its engine may well be gone
+                    spot = min(
+                        free, key=lambda spot: (self._failures[spot.runner.name], self._running[spot.runner.name] / spot.runner.slots)
+                    )
                     self._running[spot.runner.name] += 1
                     return spot
                 self._changed.wait(_POLL_SECONDS)

@@ -30,6 +30,7 @@ from orchestrator.portable.facts import capability
 _DECIMAL = re.compile(r"^[+-]?(?:0|[1-9][0-9]{0,18})$")
 _FLOAT = re.compile(r"^[+-]?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][+-]?[0-9]{1,3})?$")
 _SIZE = re.compile(r"^([0-9]{1,15}(?:\.[0-9]{1,6})?) ?(?:([kKMGT])(i?))?B?$")
+_LONGEST_NUMBER = 100  # characters of a number that is worth showing; converting far longer ones takes long, or fails
 _UNITS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 CLOSE = 0.65  # two of three letters right still helps; less is a guess
@@ -188,7 +189,10 @@ class Binder:
                 profile = self._long_profile(node, name)
         except ValueError as error:
             return self._problem(
-                CONFIG_VALUE, f"{name}: {error}", node.where, fix="write 1x3x224x224, or MIN:OPT:MAX like 1x3x8x8:2x3x8x8:4x3x8x8"
+                CONFIG_VALUE,
+                f"{name}: {short(str(error), 200)}",
+                node.where,
+                fix="write 1x3x224x224, or MIN:OPT:MAX like 1x3x8x8:2x3x8x8:4x3x8x8",
             )
         if profile is not None and (wrong := profile_problem(profile)):
             return self._problem(CONFIG_VALUE, f"{name}: {wrong}", node.where, fix="every dimension needs min <= opt <= max")
@@ -291,7 +295,7 @@ class Binder:
         try:
             return capability.parse(node.text)
         except ValueError as error:
-            return self._problem(CONFIG_VALUE, f"{name}: {error}", node.where)
+            return self._problem(CONFIG_VALUE, f"{name}: {short(str(error), 200)}", node.where)
 
 
 def read_bytes(text: str) -> int:
@@ -313,6 +317,8 @@ def yaml_reads(node: Scalar) -> str | None:
     tag = loader.resolve(yaml.ScalarNode, node.text, (True, False))
     if tag == "tag:yaml.org,2002:str":
         return None
+    if len(node.text) > _LONGEST_NUMBER:
+        return "something else"
     try:
         value = loader.construct_object(yaml.ScalarNode(tag, node.text))
     except (ValueError, OverflowError, yaml.YAMLError):

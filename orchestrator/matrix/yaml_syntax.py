@@ -9,6 +9,8 @@ import yaml
 from orchestrator.errors import CONFIG_SYNTAX, CONFIG_TRAP, EnginefarmError, Where
 
 _MAX_REPORTED_TABS = 20
+_LONGEST_LINE = 400  # characters that the hints look at: their patterns take time that grows with the square
+_LONGEST_FIX = 120
 _QUOTE_IT = 'put it in quotes: "{}"'
 
 # (pattern over the offending line, why, fix); the first that matches is told
@@ -59,15 +61,20 @@ def explain(error: yaml.YAMLError, text: str, name: str) -> EnginefarmError:
     lines = text.splitlines()
     # the parser often notices on the line after the mistake
     for number in (mark.line, mark.line - 1):
-        line = lines[number] if 0 <= number < len(lines) else ""
+        line = lines[number][:_LONGEST_LINE] if 0 <= number < len(lines) else ""
         for pattern, why, fix in _HINTS:
             match = pattern.search(line)
             if match:
                 column = mark.column + 1 if number == mark.line else len(indentation(line)) + 1
-                return _problem(line, Where(file=name, line=number + 1, column=column), why, fix.format(match[1].strip()))
+                return _problem(line, Where(file=name, line=number + 1, column=column), why, _fix(fix, match[1].strip()))
     why, fix_text = _reason(error, mark)
-    line = lines[mark.line] if mark.line < len(lines) else ""
+    line = lines[mark.line][:_LONGEST_LINE] if mark.line < len(lines) else ""
     return _problem(line, Where(file=name, line=mark.line + 1, column=mark.column + 1), why, fix_text)
+
+
+def _fix(fix: str, value: str) -> str:
+    """The fix with the value in it, as it can be pasted; a long value is only spoken of."""
+    return fix.format(value) if len(value) <= _LONGEST_FIX or fix != _QUOTE_IT else "put the value in quotes"
 
 
 def _problem(line: str, where: Where, why: str, fix: str | None) -> EnginefarmError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,15 @@ def write_raw(array: np.ndarray, name: str, dtype: str, path: Path) -> dict[str,
         data = data.astype(data.dtype.newbyteorder("<"))
     path.write_bytes(data.tobytes())
     return {"name": name, "dtype": dtype, "shape": list(array.shape), "file": path}
+
+
+def write_chunks(chunks: Iterable[np.ndarray], name: str, dtype: str, shape: Sequence[int], path: Path) -> dict[str, Any]:
+    """Like :func:`write_raw` for the elements of a tensor in C order, as they come: memory holds one chunk."""
+    with path.open("wb") as file:
+        for chunk in chunks:
+            little = chunk.astype(chunk.dtype.newbyteorder("<")) if chunk.dtype.byteorder == ">" else chunk
+            file.write(little.tobytes())
+    return {"name": name, "dtype": dtype, "shape": list(shape), "file": path}
 
 
 def read_raw(tensor: Mapping[str, Any]) -> np.ndarray:

@@ -27,6 +27,8 @@ from orchestrator.models.tensors import MAX_ELEMENTS, data_problem, small_values
 from orchestrator.models.text import listed, shown
 from orchestrator.models.wire import Wire
 
+_MAX_PROBLEMS = 1000
+
 
 @dataclass
 class Findings:
@@ -45,7 +47,8 @@ class Findings:
     unsorted: bool = False
 
     def refuse(self, what: str, fix: str | None = None, kind: Kind = MODEL_INVALID) -> None:
-        self.problems.append((kind, what, fix))
+        if len(self.problems) < _MAX_PROBLEMS:  # a hostile file has one per two bytes
+            self.problems.append((kind, what, fix))
 
 
 def check(model: ModelProto, graph: Graph, wire: Wire) -> Findings:

@@ -148,8 +148,9 @@ def main(folder: str) -> None:
 def _limit_memory(memory_bytes: int) -> None:
     import resource
 
+    most = min(memory_bytes, sys.maxsize)  # a C long; more than any machine has is no limit
     try:
-        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
     except (ValueError, OSError):
         return  # macOS refuses this limit: the time limit remains
 

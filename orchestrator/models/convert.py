@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import PRECISION_IMPOSSIBLE, EnginefarmError, Where
-from orchestrator.models.child import ChildFailed, run_child
+from orchestrator.models.child import CancelFlag, ChildFailed, run_child
 from orchestrator.models.copies import read_only_copy
 from orchestrator.models.decode import Decoder
 from orchestrator.models.model import STAGED_NAME, Model
@@ -26,7 +26,7 @@ _SECONDS = 900.0
 _MEMORY = 24 << 30
 
 
-def convert_precision(model: Model, staged: Path, dest: Path, precision: str) -> tuple[str, ...]:
+def convert_precision(model: Model, staged: Path, dest: Path, precision: str, *, cancel: CancelFlag | None = None) -> tuple[str, ...]:
     """Writes ``dest/model.onnx`` (and external data) from the staged folder ``staged``; gives warnings.
 
     ``precision`` is fp32, fp16, bf16, int8 or fp8. Dimensions named ``?`` or ``-1`` lose that name in every case:
@@ -47,7 +47,7 @@ def convert_precision(model: Model, staged: Path, dest: Path, precision: str) ->
     if not half:
         _copy_external(model, staged, dest)
     try:
-        answer = run_child("convert.rewrite", request, timeout_seconds=_SECONDS, memory_bytes=_MEMORY)
+        answer = run_child("convert.rewrite", request, timeout_seconds=_SECONDS, memory_bytes=_MEMORY, cancel=cancel)
     except ChildFailed as error:
         what = f"the model could not be converted to {precision}" if half else "the model's dimension names could not be cleared"
         fix = "use precision: fp32 for this target, or export the model in float16"

@@ -15,6 +15,12 @@ from orchestrator.models.wire import BYTES, MAX_DEPTH, VARINT, Damaged, Field, T
 
 MAX_NODES = 200_000
 MAX_FUNCTIONS = 10_000
+MAX_GRAPHS = 200_000
+MAX_VALUES = 200_000
+# Tensors, attributes, sparse tensors, pieces of packed lists and entries of external data together: five per node. An empty
+# one takes two bytes of a file and hundreds of bytes of memory.
+MAX_PARTS = 1_000_000
+MAX_OPSETS = 1000  # of a model or function; one per domain
 MAX_NAME = 4095  # TensorRT's ONNX parser takes names below 4096 bytes
 MAX_RANK = 64
 _SMALL = 64  # integer constants up to this many elements are kept: shapes, repeats, sizes
@@ -30,6 +36,7 @@ class Decoder:
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
         self.model = ModelProto()
+        self._graphs = self._values = self._parts = 0
 
     def decode(self) -> ModelProto:
         model = self.model
@@ -51,11 +58,14 @@ class Decoder:
             elif f.number == 25:
                 self._function(f)
             elif f.number not in (4, 5, 6, 14, 26):
-                model.unknown.append(f.number)
+                model.unknown += [f.number][: _SMALL - len(model.unknown)]
         model.producer = " ".join(producer.values()).strip()
         return model
 
     def _graph(self, f: Field, depth: int) -> Graph:
+        self._graphs += 1
+        if self._graphs > MAX_GRAPHS:
+            raise TooMuch(f"more than {MAX_GRAPHS:,} graphs")
         graph = Graph()
         for g in self._message(f, depth):
             if g.number == 1:
@@ -63,9 +73,9 @@ class Decoder:
             elif g.number == 5:
                 graph.initializers.append(self._tensor(g, depth + 1))
             elif g.number == 11:
-                graph.inputs.append(self._value(g, depth + 1))
+                graph.inputs.append(self._kept_value(g, depth + 1))
             elif g.number == 12:
-                graph.outputs.append(self._value(g, depth + 1))
+                graph.outputs.append(self._kept_value(g, depth + 1))
             elif g.number == 13:
                 self._value(g, depth + 1)  # not kept: only its names and nesting are checked
             elif g.number == 15:
@@ -94,6 +104,7 @@ class Decoder:
         return node
 
     def _attribute(self, f: Field, depth: int) -> Attribute:
+        self._part()
         attribute, seen, ints = Attribute(), set[int](), list[int]()
         for g in self._message(f, depth):
             if g.number in (1, 2, 3, 4, 5, 6, 14, 20, 21, 22):
@@ -116,8 +127,11 @@ class Decoder:
         return attribute
 
     def _tensor(self, f: Field, depth: int) -> Tensor:
+        self._part()
         tensor, seen = Tensor(), set[int]()
         small: list[int] = []
+        floats: list[tuple[int, int]] = []
+        entries: list[tuple[str, str]] = []
         for g in self._message(f, depth):
             if g.number in (2, 8, 9, 14):
                 _once(seen, g, "a tensor")
@@ -131,21 +145,24 @@ class Decoder:
                 _bytes(g)
                 tensor.raw = (g.start, g.end)
             elif g.number in (4, 5, 6, 7, 10, 11):
-                self._typed(g, tensor, small)
-            elif g.number in (13, 14):
-                self._stored(g, tensor, depth + 1)
-        tensor.numbers = tuple(small)
+                self._typed(g, tensor, small, floats)
+            elif g.number == 13:  # minded even where the location flag is missing
+                self._part()
+                entries.append(self._entry(g, depth + 1))
+                tensor.external = ()
+            elif g.number == 14 and _varint(g) == 1:
+                tensor.external = ()
+        tensor.numbers, tensor.floats = tuple(small), tuple(floats)
+        tensor.external = tuple(entries) if tensor.external is not None else None
         self.model.tensors.append(tensor)
         return tensor
 
-    def _stored(self, f: Field, tensor: Tensor, depth: int) -> None:
-        """Where the data is: entries of another file are minded even where the location flag is missing."""
-        if f.number == 13:
-            tensor.external = (tensor.external or ()) + (self._entry(f, depth),)
-        elif _varint(f) == 1 and tensor.external is None:
-            tensor.external = ()
+    def _part(self) -> None:
+        self._parts += 1
+        if self._parts > MAX_PARTS:
+            raise TooMuch(f"more than {MAX_PARTS:,} tensors, attributes and pieces of them")
 
-    def _typed(self, f: Field, tensor: Tensor, small: list[int]) -> None:
+    def _typed(self, f: Field, tensor: Tensor, small: list[int], floats: list[tuple[int, int]]) -> None:
         single, packed = tensor.typed.get(f.number, (0, 0))
         if f.wire == BYTES and f.number != 6:
             packed += f.end - f.start
@@ -153,7 +170,8 @@ class Decoder:
             single += 1
         tensor.typed[f.number] = (single, packed)
         if f.number in (4, 10) and f.wire == BYTES:
-            tensor.floats += ((f.start, f.end),)
+            self._part()
+            floats.append((f.start, f.end))
         if f.number in (5, 7) and len(small) <= _SMALL:
             small.extend(self._ints(f))
 
@@ -164,6 +182,7 @@ class Decoder:
         return dims
 
     def _sparse(self, f: Field, depth: int) -> Sparse:
+        self._part()
         sparse, seen = Sparse(), set[int]()
         for g in self._message(f, depth):
             if g.number == 3:
@@ -172,6 +191,12 @@ class Decoder:
                 _once(seen, g, "a sparse tensor")
                 setattr(sparse, "values" if g.number == 1 else "indices", self._tensor(g, depth + 1))
         return sparse
+
+    def _kept_value(self, f: Field, depth: int) -> ValueInfo:
+        self._values += 1
+        if self._values > MAX_VALUES:
+            raise TooMuch(f"more than {MAX_VALUES:,} inputs and outputs")
+        return self._value(f, depth)
 
     def _value(self, f: Field, depth: int) -> ValueInfo:
         value, seen = ValueInfo(), set[int]()
@@ -272,6 +297,8 @@ class Decoder:
             elif g.number == 2:
                 version = signed(_varint(g))
         into[domain] = max(version, into.get(domain, version))
+        if len(into) > MAX_OPSETS:
+            raise TooMuch(f"more than {MAX_OPSETS:,} opsets")
 
     def _entry(self, f: Field, depth: int) -> tuple[str, str]:
         key = value = ""

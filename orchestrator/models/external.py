@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,17 +112,19 @@ def open_side_file(folder: Path, file: SideFile) -> int:
 def _entry(tensor: Tensor, own_name: str) -> tuple[str, _Slice]:
     name = f"tensor {shown(tensor.name)}"
     entries = tensor.external or ()
-    keys = [key for key, _ in entries]
-    doubled = sorted({key for key in keys if keys.count(key) > 1})
+    counts = Counter(key for key, _ in entries)
+    doubled = sorted(key for key, count in counts.items() if count > 1)
     if doubled:
         raise EnginefarmError(MODEL_INVALID, f"{name} gives {listed(doubled)} of its external data twice")
     values = dict(entries)
     if "location" not in values:
         raise EnginefarmError(MODEL_INVALID, f"{name} has external data without a location")
     path = normalised(values["location"], name)
-    if path in (own_name, STAGED_NAME):
-        what = f"{name} keeps its data in {shown(path)}, the name of the model file itself"
-        raise EnginefarmError(MODEL_EXTERNAL_UNSAFE, what, fix="save the model with its weights in a file of another name")
+    first = path.partition("/")[0]
+    if first in (own_name, STAGED_NAME):
+        own = "the name of the model file itself" if first == path else "a folder with the name of the model file itself"
+        fix = f"save the model with its weights in a {'file' if first == path else 'folder'} of another name"
+        raise EnginefarmError(MODEL_EXTERNAL_UNSAFE, f"{name} keeps its data in {shown(path)}, {own}", fix=fix)
     need = raw_bytes(dtype_name(tensor.code) or "uint8", tensor.elements)
     offset = _number(values.get("offset", "0"), "offset", name)
     length = _number(values["length"], "length", name) if values.get("length") else need

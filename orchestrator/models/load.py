@@ -127,13 +127,15 @@ def _missing(path: Path, where: Where) -> EnginefarmError:
     if not folder.is_dir():
         what = f"there is no folder {folder}" if not folder.exists() else f"{folder} is not a folder"
         return EnginefarmError(MODEL_MISSING, what, where=where, fix="check the path")
-    names = sorted(entry.name for entry in folder.iterdir() if entry.suffix.lower() == ".onnx")
-    close = difflib.get_close_matches(path.name, names, 1, 0.5) or (names if len(names) == 1 else [])
+    # without its own name: a dangling link would be the closest match of itself
+    names = sorted(entry.name for entry in folder.iterdir() if entry.suffix.lower() == ".onnx" and entry.name != path.name)
+    close = difflib.get_close_matches(path.name, names, 1, 0.65)
     if close:
         fix = f"did you mean {folder / close[0]}?"
     else:
         fix = f"models in this folder: {', '.join(names[:8])}" if names else f"there is no .onnx file in {folder}"
-    return EnginefarmError(MODEL_MISSING, "there is no such file", where=where, fix=fix)
+    what = f"this link leads to {shown(str(path.readlink()))}, where no file is" if path.is_symlink() else "there is no such file"
+    return EnginefarmError(MODEL_MISSING, what, where=where, fix=fix)
 
 
 def _check_kind(fd: int, size: int, where: Where) -> None:

@@ -65,7 +65,7 @@ def _name_problems(headers: Mapping[str, _Header], model: Model) -> list[tuple[s
     problems: list[tuple[str, str | None]] = []
     for name in headers:
         if name not in inputs and name not in outputs:
-            close = difflib.get_close_matches(name, [*inputs, *outputs], 1, 0.5)
+            close = difflib.get_close_matches(name, [*inputs, *outputs], 1, 0.65)
             fix = f"did you mean {shown(close[0])}?" if close else f"inputs: {listed(inputs)}; outputs: {listed(outputs)}"
             problems.append((f"the model has no input or output {shown(name)}", fix))
     missing = [name for name in inputs if name not in headers]

@@ -60,7 +60,7 @@ def _problems(model: Model, shapes: Mapping[str, Profile], where: Where) -> list
     for name, profile in shapes.items():
         info = inputs.get(name)
         if info is None:
-            close = difflib.get_close_matches(name, inputs, 1, 0.5)
+            close = difflib.get_close_matches(name, inputs, 1, 0.65)
             fix = f"did you mean {shown(close[0])}?" if close else f"inputs of the model: {', '.join(map(shown, inputs)) or 'none'}"
             texts.append((f"the model has no input {shown(name)}", fix))
         else:

@@ -5,7 +5,7 @@ It runs in a child process with a time and memory limit; a model that it cannot 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,16 +71,19 @@ def evaluate(request: dict[str, Any]) -> dict[str, Any]:
 
     from orchestrator.models.arrays import read_raw, write_raw
     from orchestrator.models.half import sort_nodes
-    from orchestrator.models.reference_ops import corrected_ops
+    from orchestrator.models.reference_ops import computed_otherwise, corrected_ops
 
     start = time.monotonic()
     model = onnx.load(request["model"])
     random = random_ops(model)
     if random:
         return {"outputs": None, "reason": f"{', '.join(random)} gives other values on every run: nothing to compare with"}
+    opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
+    other = computed_otherwise(all_nodes(model), opset)
+    if other:
+        return {"outputs": None, "reason": f"onnx.reference computes {other} differently from the standard"}
     sort_nodes(model.graph)  # onnx.reference runs nodes in the order of the file
     try:
-        opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
         evaluator = ReferenceEvaluator(model, new_ops=corrected_ops(opset))
     except NotImplementedError as error:
         return {"outputs": None, "reason": f"onnx.reference does not have an operator: {error}"[:500]}
@@ -100,11 +103,17 @@ def evaluate(request: dict[str, Any]) -> dict[str, Any]:
 def random_ops(model: Any) -> list[str]:
     """Operators in the graph, its subgraphs and functions that draw random numbers."""
     found: set[str] = set()
+    for node in all_nodes(model):
+        if not node.domain and (node.op_type in RANDOM_OPS or (node.op_type == "Dropout" and len(node.input) > 2 and node.input[2])):
+            found.add(node.op_type)
+    return sorted(found)
+
+
+def all_nodes(model: Any) -> Iterator[Any]:
+    """Every node of the graph, its subgraphs and functions."""
     nodes = [*model.graph.node, *(node for function in model.functions for node in function.node)]
     while nodes:
         node = nodes.pop()
-        if not node.domain and (node.op_type in RANDOM_OPS or (node.op_type == "Dropout" and len(node.input) > 2 and node.input[2])):
-            found.add(node.op_type)
+        yield node
         for attribute in node.attribute:
             nodes += [inner for graph in (attribute.g, *attribute.graphs) for inner in graph.node]
-    return sorted(found)

@@ -1,21 +1,23 @@
 """Inputs to validate with: made up deterministically, or read from ``.npz`` files, as raw little-endian files.
 
-A sample is ``{"name": str, "inputs": [tensor, ...], "expected": [tensor, ...] | None}``, a tensor
-``{"name": str, "dtype": str, "shape": list[int], "file": Path}`` (see portable/worker/protocol.py).
+A sample is ``{"name": str, "inputs": [tensor, ...], "expected": [tensor, ...] | None, "made_up": bool}``, a tensor
+``{"name": str, "dtype": str, "shape": list[int], "file": Path}`` (see portable/worker/protocol.py). ``made_up`` inputs may mean nothing
+to the model (an index beyond its table): that it cannot run them says little about an engine.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import SAMPLES_BAD, EnginefarmError, Where
 from orchestrator.matrix.schema import Profile
-from orchestrator.models.arrays import from_floats, write_raw
+from orchestrator.models.arrays import from_floats, write_chunks, write_raw
 from orchestrator.models.model import Model, TensorInfo
 from orchestrator.models.npz import read_npz
 from orchestrator.models.text import shown
@@ -25,25 +27,31 @@ if TYPE_CHECKING:
 
 Sample = dict[str, Any]
 
-_INTEGERS = 16  # made-up integers are below this: small enough for an index, an enum, a token of any vocabulary
+MAX_ELEMENTS = 1 << 28
+"""Elements of a made-up tensor at most, 1 GiB of float32: for a larger one somebody has to give values."""
+
+_INTEGERS = 2  # made-up integers are below this: an index of any table of two rows, a mask, an enum, a token of any vocabulary
+_CHUNK = 1 << 20  # elements
 
 
 def make_samples(model: Model, profiles: Mapping[str, Profile], dest: Path, *, seed: int = 0) -> list[Sample]:
     """Sample ``opt`` with values in [0, 1) at the usual shape and, where some profile's smallest shape is another one,
-    ``min`` with normal values at the smallest. Integers are 0 to 15, bools even odds. The same arguments give the
-    same bytes on every machine. Raises EnginefarmError (SAMPLES_BAD) for inputs that cannot be made up.
+    ``min`` with normal values at the smallest. Integers are 0 and 1, bools even odds. The same arguments give the
+    same bytes on every machine; memory does not grow with a tensor. Raises EnginefarmError (SAMPLES_BAD) for inputs that cannot be
+    made up, or have more than :data:`MAX_ELEMENTS` elements.
     """
     samples: list[Sample] = []
     smaller = any(profile.min != profile.opt for profile in profiles.values())
+    names = ("opt", "min") if smaller else ("opt",)
+    shapes = {(name, info.name): _shape(info, profiles, name) for name in names for info in model.inputs}
     dest.mkdir(parents=True, exist_ok=True)
-    for name in ("opt", "min") if smaller else ("opt",):
+    for name in names:
         tensors = []
         for index, info in enumerate(model.inputs):
-            shape = _shape(info, profiles, name)
-            key = f"{seed}/{name}/{info.name}"
-            array = _values(info, shape, key, normal=name == "min")
-            tensors.append(write_raw(array, info.name, info.dtype, dest / f"{name}-{index}.bin"))
-        samples.append({"name": name, "inputs": tensors, "expected": None})
+            shape = shapes[name, info.name]
+            chunks = _values(info, math.prod(shape), f"{seed}/{name}/{info.name}", normal=name == "min")
+            tensors.append(write_chunks(chunks, info.name, info.dtype, shape, dest / f"{name}-{index}.bin"))
+        samples.append({"name": name, "inputs": tensors, "expected": None, "made_up": True})
     return samples
 
 
@@ -66,7 +74,7 @@ def load_samples(model: Model, files: Sequence[Path], dest: Path, profiles: Mapp
                 for index, info in enumerate(kept)
             ]
         expected = _only_outputs(model, tensors["expected"])
-        samples.append({"name": path.stem, "inputs": tensors["inputs"], "expected": expected})
+        samples.append({"name": path.stem, "inputs": tensors["inputs"], "expected": expected, "made_up": False})
     return _named_once(samples)
 
 
@@ -98,42 +106,48 @@ def _named_once(samples: list[Sample]) -> list[Sample]:
 def _shape(info: TensorInfo, profiles: Mapping[str, Profile], which: str) -> tuple[int, ...]:
     if info.name in profiles:
         profile = profiles[info.name]
-        return tuple(profile.opt if which == "opt" else profile.min)
+        return _makeable(info, tuple(profile.opt if which == "opt" else profile.min))
     if info.shape is None or info.is_dynamic:
         what = f"input {shown(info.name)} is dynamic and has no profile: no sample can be made for it"
         raise EnginefarmError(SAMPLES_BAD, what, fix=f"give its shape with --shape {info.name}:...")
-    return tuple(dim for dim in info.shape if isinstance(dim, int))
+    return _makeable(info, tuple(dim for dim in info.shape if isinstance(dim, int)))
 
 
-def _values(info: TensorInfo, shape: tuple[int, ...], key: str, *, normal: bool) -> np.ndarray:
+def _makeable(info: TensorInfo, shape: tuple[int, ...]) -> tuple[int, ...]:
+    if math.prod(shape) > MAX_ELEMENTS:
+        what = f"input {shown(info.name)} has {math.prod(shape):,} elements: no sample is made up beyond {MAX_ELEMENTS:,}"
+        raise EnginefarmError(SAMPLES_BAD, what, fix="give inputs with samples: in the model's YAML, or a smaller shape with --shape")
+    return shape
+
+
+def _values(info: TensorInfo, count: int, key: str, *, normal: bool) -> Iterator[np.ndarray]:
+    """``count`` values in chunks."""
     import numpy as np
 
-    count = int(np.prod(shape, dtype=np.int64))
     if info.dtype == "bool":
-        return (_uniform(key, count) < 0.5).reshape(shape)
+        return (values < 0.5 for values in _uniform(key, count))
     if info.dtype.startswith(("int", "uint")):
         limit = min(_INTEGERS, 2 ** (int(info.dtype.lstrip("uint")) - (not info.dtype.startswith("u"))))
-        return from_floats(np.floor(_uniform(key, count) * limit).reshape(shape), info.dtype)
+        return (from_floats(np.floor(values * limit), info.dtype) for values in _uniform(key, count))
     if info.dtype.startswith(("float", "bfloat")):
-        return from_floats((_normal(key, count) if normal else _uniform(key, count)).reshape(shape), info.dtype)
+        return (from_floats(values, info.dtype) for values in (_normal(key, count) if normal else _uniform(key, count)))
     what = f"input {shown(info.name)} is {info.dtype}: no sample can be made up for it"
     raise EnginefarmError(SAMPLES_BAD, what, fix="validate this model with its own runtime")
 
 
-def _uniform(key: str, count: int) -> np.ndarray:
+def _uniform(key: str, count: int) -> Iterator[np.ndarray]:
     """``count`` numbers in [0, 1). Raw bits of PCG64, whose stream numpy guarantees; its distributions may change."""
     import numpy as np
 
     generator = np.random.PCG64(int.from_bytes(hashlib.sha256(key.encode()).digest()[:16], "big"))
-    bits: np.ndarray = generator.random_raw(count)
-    values: np.ndarray = (bits >> np.uint64(11)) * 2.0**-53
-    return values
+    for start in range(0, count, _CHUNK):
+        bits: np.ndarray = generator.random_raw(min(_CHUNK, count - start))
+        yield (bits >> np.uint64(11)) * 2.0**-53
 
 
-def _normal(key: str, count: int) -> np.ndarray:
+def _normal(key: str, count: int) -> Iterator[np.ndarray]:
     import numpy as np
 
     # Box-Muller; rounded to float32 so that the last bits of log and cos of one libm or another do not show
-    radius = np.sqrt(-2.0 * np.log(1.0 - _uniform(f"{key}/r", count)))
-    values: np.ndarray = radius * np.cos(2.0 * np.pi * _uniform(f"{key}/a", count))
-    return np.round(values, 4)
+    for first, second in zip(_uniform(f"{key}/r", count), _uniform(f"{key}/a", count), strict=True):
+        yield np.round(np.sqrt(-2.0 * np.log(1.0 - first)) * np.cos(2.0 * np.pi * second), 4)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,15 +15,15 @@ from orchestrator import errors, events
 from orchestrator.artifacts.manifest import EngineRecord, Verdict
 from orchestrator.errors import EnginefarmError, Where, flatten
 from orchestrator.farm.local import Farm, Spot, reason
-from orchestrator.matrix.schema import Target
+from orchestrator.matrix.schema import Target, Tolerance
 from orchestrator.pipeline import keys, record
 from orchestrator.pipeline.options import BuildOptions
 from orchestrator.pipeline.prepare import PreparedBuild, strongly_typed
 from orchestrator.pipeline.runfolder import RunFolder
 from orchestrator.pipeline.shared import References, Samples, SharedWork, staged_files, step_outputs, validate_request
 from orchestrator.portable.facts import capability
-from orchestrator.runners.base import Cancel, Runner, Step, StepResult
-from orchestrator.verdict.compare import compare, default_tolerance
+from orchestrator.runners.base import Cancel, Cancelled, Runner, Step, StepResult
+from orchestrator.verdict.compare import compare, default_tolerance, effective_precision
 from orchestrator.verdict.judge import JUDGE, judge
 from orchestrator.verdict.static import check_plan
 
@@ -39,6 +41,18 @@ WORKER_KINDS = {
 
 # faults of a runner that may be gone a moment later
 PASSING = (errors.ENGINE_LOST, errors.ENGINE_UNREACHABLE, errors.GPU_TAKEN)
+
+# faults of a registry: another runner may have the image, but nothing is wrong with this one
+OF_REGISTRY = (
+    errors.REGISTRY_UNAUTHORIZED,
+    errors.REGISTRY_DENIED,
+    errors.REGISTRY_RATE_LIMIT,
+    errors.REGISTRY_UNREACHABLE,
+    errors.REGISTRY_NAME,
+    errors.REGISTRY_CERTIFICATE,
+    errors.REGISTRY_ANSWER,
+    errors.IMAGE_OFFLINE,
+)
 
 
 @dataclass(frozen=True)
@@ -91,11 +105,23 @@ class BuildJob:
             return Outcome(self.build, record.unbuilt(self.build, skipped, refusal), None, False, 0.0, refusal)
         try:
             return self._build(started)
-        except EnginefarmError as error:
-            first = flatten(error)[0]
+        except Cancelled:
+            raise
+        except Exception as error:  # noqa: BLE001  (one build's surprise must not cost the others their engines)
+            first = flatten(error)[0] if isinstance(error, EnginefarmError) else self._surprise(error)
             failed = Verdict(status="failed", reason=first.what)
             seconds = time.monotonic() - started
             return Outcome(self.build, record.unbuilt(self.build, failed, first), None, False, seconds, first)
+
+    def _surprise(self, error: Exception) -> EnginefarmError:
+        """An exception that nobody foresaw, as a problem of this build; the traceback goes to its log."""
+        log = self.run_folder.logs / self.model_name / f"{self.target.name}.traceback"
+        with contextlib.suppress(OSError):
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        kind = errors.DISK if isinstance(error, OSError) else errors.BUILD_BUG
+        what = f"{type(error).__name__}: {error}"
+        return EnginefarmError(kind, what, where=Where(target=self.target.name), log=str(log), fix="the log holds the traceback: report it")
 
     def _no_runner(self) -> EnginefarmError | None:
         placement = self.build.placement
@@ -111,7 +137,7 @@ class BuildJob:
     def _build(self, started: float) -> Outcome:
         spot = self.farm.usable(self.build.placement.build)[0]
         plugins = {name: keys.file_digest(Path(name)) for name in self.target.plugins}
-        converter = keys.converter_version() if self.target.precision != "fp32" and strongly_typed(self.target) else None
+        converter = self.shared.converter(self.target)
         key = keys.build_key(
             self.target,
             model_digest=self.build.model.model.digest,
@@ -122,7 +148,7 @@ class BuildJob:
             image=spot.image,
         )
         if self.previous and not self.options.force and self.previous[0].build_key == key:
-            built, engine, fresh = self.previous[0], self.previous[1], None
+            built, engine, fresh = record.renamed(self.previous[0], self.build), self.previous[1], None
         else:
             fresh, spot = self._build_step()
             engine = fresh.folder / fresh.result["engine"]["file"]
@@ -130,7 +156,7 @@ class BuildJob:
             errors.raise_all(problems)
             built = record.built(self.build, fresh, spot, output=self.options.output, key=key, plugins=plugins, converter=converter)
         verdict, validation = self._validate(built, engine, key)
-        cached = fresh is None and verdict == built.verdict
+        cached = fresh is None and self.previous is not None and verdict == built.verdict and built == self.previous[0]
         final = built.model_copy(update={"verdict": verdict, "validate_key": validation})
         problem = None
         if verdict.status == "failed":
@@ -196,9 +222,10 @@ class BuildJob:
         """Whether a failure is the runner's, so that another runner, or the same one connected anew, may do better."""
         if error.exit is not errors.Exit.INFRASTRUCTURE or error.kind is errors.DISK:
             return False
-        aside = self.farm.failed(spot.runner)
+        aside = error.kind not in OF_REGISTRY and self.farm.failed(spot.runner)
         again = tries < spots or (tries == spots and error.kind in PASSING)
-        text = f"runner {spot.runner.name}: {error.what}" + ("; it is set aside for this run" if aside else "")
+        who = f"runner {spot.runner.name}"
+        text = (error.what if who in error.what else f"{who}: {error.what}") + ("; it is set aside for this run" if aside else "")
         if again or aside:
             self.bus(events.Note(text=text, level="warning", model=self.model_name, target=self.target.name))
         return again
@@ -223,6 +250,12 @@ class BuildJob:
         finally:
             seconds = time.monotonic() - started
             self.bus(events.StepFinished(step=name, ok=ok, seconds=seconds, model=self.model_name, target=self.target.name))
+
+    def _default_tolerance(self) -> Tolerance:
+        """By the precision that the engine really computes in: the target's, or a coarser one that the model brings."""
+        model = self.build.model.model
+        precision = effective_precision(self.target.precision, weight_dtypes=model.weight_dtypes, has_qdq=model.has_qdq)
+        return default_tolerance(precision, tf32=_in_tf32(self.target))
 
     def _references(self, samples: Samples) -> References:
         """The expected outputs; computing them takes its time and is shown like a step."""
@@ -272,7 +305,13 @@ class BuildJob:
         spots = self.build.placement.validate
         if not spots:
             return Verdict(status="unvalidated", reason=reason(self.build.placement.validate_refused)), None
-        samples = self.shared.samples(self.target, self.build.profiles)
+        try:
+            samples = self.shared.samples(self.target, self.build.profiles)
+        except EnginefarmError as error:
+            if self.target.samples:
+                raise
+            # no inputs can be made up for this model: that says nothing about the engine
+            return Verdict(status="unvalidated", reason=f"{error.what}; give samples in the model's YAML"), None
         key = keys.validate_key(self.target, build=build_key, samples=samples.digest, judge=JUDGE)
         if built.validate_key == key and not self.options.force and built.verdict.status in ("passed", "self-consistent"):
             return built.verdict, key
@@ -296,17 +335,27 @@ class BuildJob:
         inputs |= {name: engine, **{f"plugins/{number}.so": Path(path) for number, path in enumerate(self.target.plugins)}}
         timeout = self.options.validate_timeout or self.target.limits.validate_timeout
         gpu = not _on_cpu(self.target)
-        answer, spot = self._step("validate", spots, request, inputs, timeout, gpu=gpu, exclusive=gpu)
+        try:
+            answer, spot = self._step("validate", spots, request, inputs, timeout, gpu=gpu, exclusive=gpu)
+        except EnginefarmError as error:
+            if error.kind is not errors.VALIDATION_FAILED or not _guessed(samples):
+                raise
+            # made-up integers may be no indices, lengths or shapes that the model can take: that says nothing about the engine
+            return Verdict(
+                status="unvalidated", reason=f"made-up integer inputs do not run ({error.what}); give samples in the model's YAML"
+            )
         references = self._references(samples)
         if references.outputs is None:
             return Verdict(status="unvalidated", reason=references.reason, device=answer.result.get("device"))
-        tolerance = self.target.tolerance or default_tolerance(self.target.precision, tf32=_in_tf32(self.target))
-        figures = compare(_named(samples, references.outputs), _named(samples, step_outputs(answer.result, answer.folder)), tolerance)
+        tolerance = self.target.tolerance or self._default_tolerance()
+        outputs = step_outputs(answer.result, answer.folder)
+        compared = [number for number, expected in enumerate(references.outputs) if expected is not None]
+        figures = compare(_named(samples, references.outputs, compared), _named(samples, outputs, compared), tolerance)
         return judge(
             figures,
             reference=references.kind,
             reference_note=references.reason,
-            samples=len(samples.items),
+            samples=len(compared),
             tolerance=tolerance,
             device=answer.result.get("device"),
             hardware_named=_names_hardware(self.target, spot.runner),
@@ -332,5 +381,11 @@ def _names_hardware(target: Target, runner: Runner) -> bool:
     return any(gpu.get("compute_capability") in target.compute_capability for gpu in runner.host().get("gpus") or ())
 
 
-def _named(samples: Samples, outputs: Sequence[Any]) -> list[tuple[str, Any]]:
-    return [(item["name"], tensors) for item, tensors in zip(samples.items, outputs, strict=True)]
+def _guessed(samples: Samples) -> bool:
+    """Whether integers were made up: what they mean is not known."""
+    return any(item["made_up"] and any("int" in tensor["dtype"] for tensor in item["inputs"]) for item in samples.items)
+
+
+def _named(samples: Samples, outputs: Sequence[Any], numbers: Sequence[int]) -> list[tuple[str, Any]]:
+    """(sample name, tensors) of the samples with these numbers."""
+    return [(samples.items[number]["name"], outputs[number]) for number in numbers]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import orchestrator
+from orchestrator.artifacts.files import disk_errors
 from orchestrator.artifacts.manifest import EngineRecord, Manifest, ModelRecord
 from orchestrator.artifacts.names import engine_file, manifest_file
 from orchestrator.artifacts.store import Release, finish_interrupted, read_manifest
@@ -30,6 +34,19 @@ class Committed:
     manifest: Path | None
     files: dict[str, Path]
     notes: tuple[str, ...] = ()
+
+
+def check_output(output: Path, models: Iterable[PreparedModel]) -> None:
+    """Write and remove a file where the engines will go: what cannot be written must show before hours of building, not after."""
+    for folder in {output / model.name for model in models}:
+        made = next((parent for parent in (folder, *folder.parents) if os.path.lexists(parent)), folder)
+        with disk_errors(f"write to {folder}"):
+            if not made.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(made))
+            with tempfile.TemporaryFile(dir=made) as file:
+                file.write(bytes(4096))
+                file.flush()
+                os.fsync(file.fileno())
 
 
 def previous_engines(output: Path, model: PreparedModel) -> dict[str, tuple[EngineRecord, Path]]:
@@ -65,9 +82,12 @@ def commit_model(
     version = model.version.version
     folder = options.output / model.name / f"v{version}"
     changed = [outcome for outcome in outcomes if not outcome.cached and outcome.status != "skipped"]
-    if not changed:
-        current = folder / manifest_file(model.name, version)
-        manifest = read_manifest(current) if current.exists() else None
+    current = folder / manifest_file(model.name, version)
+    manifest = read_manifest(current) if current.exists() else None
+    if not changed and (manifest is None or manifest.fallback == model.fallback):
+        if manifest is not None and good:
+            with Release(options.output, model.name, version, on_wait=on_wait) as release:
+                release.follow(move_latest=True)
         revision = manifest.revision if manifest else 0
         return Committed(model.name, version, revision, current if manifest else None, _files(folder, manifest))
     with Release(options.output, model.name, version, on_wait=on_wait) as release:
@@ -76,7 +96,7 @@ def commit_model(
         path = release.commit(_manifest(model, records, run), move_latest=good)
         if release.manifest is None:
             raise AssertionError("a commit leaves its manifest")
-        notes = _kept(records, release.manifest)
+        notes = release.notes + _kept(records, release.manifest)
         if not release.latest_moved:
             notes += (f"latest.json: {release.latest_note}",)
         return Committed(model.name, version, release.manifest.revision, path, _files(folder, release.manifest), notes)

@@ -7,6 +7,7 @@ samples.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.matrix.schema import Profile, Target, field_classes
+from orchestrator.models import convert, half, operators
 from orchestrator.runners import bundle
 
 
@@ -38,9 +40,11 @@ def _fields(target: Target, field_class: str) -> dict[str, Any]:
     return {name: values[name] for name, declared in classes.items() if declared == field_class}
 
 
+@functools.cache
 def converter_version() -> str:
-    """Versions of the libraries that convert an ONNX to another precision."""
-    return f"onnx {metadata.version('onnx')}, onnxruntime {metadata.version('onnxruntime')}"
+    """Versions of the libraries that rewrite an ONNX, and a digest over our own rules of how."""
+    rules = hashlib.sha256(b"".join(Path(module.__file__ or "").read_bytes() for module in (convert, half, operators))).hexdigest()[:12]
+    return f"onnx {metadata.version('onnx')}, onnxruntime {metadata.version('onnxruntime')}, rules {rules}"
 
 
 def build_key(

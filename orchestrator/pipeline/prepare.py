@@ -18,6 +18,7 @@ from orchestrator.errors import (
     CONFIG_VALUE,
     EMPTY_SELECTION,
     MODEL_MISSING,
+    NAME_INVALID,
     NAME_TAKEN,
     PRECISION_IMPOSSIBLE,
     TARGET_IMPOSSIBLE,
@@ -74,7 +75,7 @@ class Prepared:
 
 
 def _natural(path: Path) -> list[Any]:
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.as_posix())]
+    return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", path.as_posix())]
 
 
 def find_models(arguments: Sequence[Path], folders: Sequence[Path] = ()) -> list[tuple[Path, Path | None]]:
@@ -96,8 +97,18 @@ def find_models(arguments: Sequence[Path], folders: Sequence[Path] = ()) -> list
                 EnginefarmError(MODEL_MISSING, f"no .onnx file below {argument}", fix="give a model file or a folder that holds some")
             )
         found += [(path, argument) for path in visible]
+    problems += [problem for path, _ in found if (problem := _not_text(path)) is not None]
     raise_all(problems)
     return list({path.resolve(): (path, root) for path, root in reversed(found)}.values())[::-1]
+
+
+def _not_text(path: Path) -> EnginefarmError | None:
+    """A path whose bytes are no UTF-8 cannot be written into a manifest."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return EnginefarmError(NAME_INVALID, f"the path {str(path)!a} is not UTF-8", fix="rename the file or folder")
+    return None
 
 
 def _name(options: BuildOptions, path: Path, root: Path | None, config: LoadedModelConfig | None) -> str:

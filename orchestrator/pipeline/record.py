@@ -12,6 +12,7 @@ from orchestrator.artifacts.manifest import EngineRecord, TensorRecord, Verdict
 from orchestrator.errors import EnginefarmError
 from orchestrator.farm.local import Spot
 from orchestrator.matrix.schema import Profile, Target
+from orchestrator.matrix.shapes import format_profile
 from orchestrator.models.model import TensorInfo
 from orchestrator.pipeline.prepare import PreparedBuild
 from orchestrator.portable.facts import support
@@ -48,11 +49,11 @@ def tensor_record(tensor: TensorInfo) -> TensorRecord:
 def reproduce(build: PreparedBuild, output: Path) -> str:
     """The command that builds this engine again, quoted for a POSIX shell."""
     target = build.effective.target
-    words = ["enginefarm", "build", str(build.model.model.path), "--target", target.name, "--name", build.model.name]
+    path = str(build.model.model.path)
+    words = ["enginefarm", "build", f"./{path}" if path.startswith("-") else path, "--target", target.name, "--name", build.model.name]
     words += ["--model-version", str(build.model.version.version), "--precision", target.precision]
     for name, shape in build.profiles.items():
-        sides = ["x".join(map(str, side)) for side in (shape.min, shape.opt, shape.max)]
-        words += ["--shape", f"{name}:{':'.join(sides)}"]
+        words += ["--shape", f"{name}:{format_profile(shape)}"]
     if output != Path("artifacts"):
         words += ["--output", str(output)]
     return shlex.join([*words, "--force", "--allow-unvalidated"])
@@ -75,6 +76,11 @@ def _common(build: PreparedBuild) -> dict[str, Any]:
         "precision": target.precision,
         "image": target.image,
     }
+
+
+def renamed(record: EngineRecord, build: PreparedBuild) -> EngineRecord:
+    """The record of an engine that is still right, with the names that the target has now."""
+    return record.model_copy(update={name: value for name, value in _common(build).items() if name in ("target", "tag", "image")})
 
 
 def unbuilt(build: PreparedBuild, verdict: Verdict, problem: EnginefarmError) -> EngineRecord:

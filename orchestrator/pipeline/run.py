@@ -19,7 +19,7 @@ from orchestrator.images.lock import lock_file, read_lock
 from orchestrator.images.policy import DEFAULT_ALLOWED, policy, read_mirror
 from orchestrator.matrix.load import Matrix, load_matrix
 from orchestrator.pipeline.build import BuildJob, Outcome
-from orchestrator.pipeline.commit import Committed, commit_model, previous_engines
+from orchestrator.pipeline.commit import Committed, check_output, commit_model, previous_engines
 from orchestrator.pipeline.options import BuildOptions
 from orchestrator.pipeline.prepare import Prepared, PreparedBuild, prepare
 from orchestrator.pipeline.runfolder import RunFolder, open_run
@@ -42,6 +42,7 @@ class RunOutcome:
     committed: tuple[Committed, ...]
     interrupted: tuple[PreparedBuild, ...]
     exit_codes: tuple[Exit, ...]
+    problems: tuple[EnginefarmError, ...]
     seconds: float
 
     @property
@@ -80,6 +81,7 @@ class _Scheduler:
         self.shared: dict[str, SharedWork] = {}
         self.previous: dict[str, dict[str, tuple[EngineRecord, Path]]] = {}
         self.outcomes: dict[int, Outcome] = {}
+        self.problems: list[EnginefarmError] = []
 
     def _shared(self, build: PreparedBuild) -> SharedWork:
         name = build.model.name
@@ -191,12 +193,14 @@ def run_build(options: BuildOptions, bus: events.Bus, cancel: Cancel) -> RunOutc
         prepared = prepare(options, matrix, farm, run)
         scheduler = _Scheduler(options, run, bus, cancel, farm)
         scheduler.check(prepared.builds)
+        check_output(options.output, [build.model for build in prepared.builds])
         _announce(prepared, run, bus)
         committed: list[Committed] = []
 
         def on_model(name: str) -> None:
             committed.extend(_commit(scheduler, prepared, name, run, options, bus))
 
+        cancel.watched = True
         scheduler.work(prepared.builds, on_model)
         if cancel.is_set():
             done = {entry.model for entry in committed}
@@ -206,11 +210,12 @@ def run_build(options: BuildOptions, bus: events.Bus, cancel: Cancel) -> RunOutc
         order = {name: position for position, name in enumerate(dict.fromkeys(build.model.name for build in prepared.builds))}
         committed.sort(key=lambda entry: order[entry.model])
         outcomes = tuple(scheduler.outcomes[number] for number in sorted(scheduler.outcomes))
-        codes = exit_codes(outcomes, options)
+        codes = exit_codes(outcomes, options) + [problem.exit for problem in scheduler.problems]
         if cancel.stopped_by is not None:
             codes.append(Exit(128 + cancel.stopped_by))
+        problems = tuple(scheduler.problems)
         missing = tuple(build for number, build in enumerate(prepared.builds) if number not in scheduler.outcomes)
-        result = RunOutcome(run.id, run.folder, outcomes, tuple(committed), missing, tuple(codes), time.monotonic() - started)
+        result = RunOutcome(run.id, run.folder, outcomes, tuple(committed), missing, tuple(codes), problems, time.monotonic() - started)
         bus(
             events.RunFinished(
                 run=run.id,
@@ -243,8 +248,18 @@ def _commit(
         return []
     good = not any(code for code in exit_codes(outcomes, options)) and not scheduler.cancel.is_set()
     model = outcomes[0].build.model
-    committed = commit_model(options, model, outcomes, run, good=good, on_wait=lambda text: bus(events.Note(text=text, model=name)))
-    return [committed]
+
+    def say(text: str, level: str = "info") -> None:
+        bus(events.Note(text=text, level=level, model=name))
+
+    try:
+        return [commit_model(options, model, outcomes, run, good=good, on_wait=say)]
+    except EnginefarmError as error:
+        # the other models go on, and what was built for this one is not lost
+        kept = [run.keep(outcome.engine, name, outcome.record.tag) for outcome in outcomes if outcome.engine is not None]
+        scheduler.problems.append(error)
+        say(f"not written to {options.output}: {error.what}" + (f"; the engines are kept in {kept[0].parent}" if kept else ""), "warning")
+        return []
 
 
 @dataclass(frozen=True)
@@ -284,6 +299,7 @@ def _planned(build: PreparedBuild) -> PlannedLine:
     return PlannedLine(build.model.name, build.model.version.version, build.effective.target.name, action, why)
 
 
-def merge_problems(outcomes: Sequence[Outcome]) -> list[EnginefarmError]:
-    """Problems of failed builds, for the summary."""
-    return [outcome.problem for outcome in outcomes if outcome.status == "failed" and outcome.problem is not None]
+def merge_problems(result: RunOutcome) -> list[EnginefarmError]:
+    """Problems of failed builds and of writing the results, for the summary."""
+    failed = [outcome.problem for outcome in result.outcomes if outcome.status == "failed" and outcome.problem is not None]
+    return [*failed, *result.problems]

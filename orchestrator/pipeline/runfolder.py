@@ -48,6 +48,12 @@ class RunFolder:
         folder.mkdir(parents=True)
         return folder
 
+    def keep(self, engine: Path, *parts: str) -> Path:
+        """Move an engine that could not be committed out of ``work``; returns where it is now."""
+        folder = self.folder.joinpath("kept", *parts)
+        folder.mkdir(parents=True, exist_ok=True)
+        return Path(shutil.move(engine, folder / engine.name))
+
     def close(self) -> None:
         self._events.close()
         _remove(self.work)

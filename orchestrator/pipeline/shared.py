@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -24,6 +26,9 @@ from orchestrator.runners.base import Cancel, Cancelled, Step
 T = TypeVar("T")
 
 Tensors = Sequence[Mapping[str, Any]]
+
+
+_SAMPLES_FIX = "make the samples, or correct the path in the model's YAML"
 
 
 class Once:
@@ -62,10 +67,11 @@ class Samples:
 
 @dataclass(frozen=True)
 class References:
-    """Expected outputs per sample, and what they are from; ``outputs`` is None when there are none, ``reason`` then says why."""
+    """Expected outputs per sample (None for a sample without), and what they are from; ``outputs`` is None when no sample has any,
+    ``reason`` then says why."""
 
     kind: ReferenceKind | None
-    outputs: tuple[Tensors, ...] | None
+    outputs: tuple[Tensors | None, ...] | None
     reason: str = ""
 
 
@@ -90,7 +96,12 @@ class SharedWork:
         def convert() -> tuple[Path, tuple[str, ...]]:
             folder = self._folder / f"model-{precision}"
             folder.mkdir(parents=True)
-            return folder, convert_precision(self.model.model, self.model.staged, folder, precision)
+            try:
+                return folder, convert_precision(self.model.model, self.model.staged, folder, precision, cancel=self._cancel)
+            except EnginefarmError:
+                if self._cancel.is_set():
+                    raise Cancelled from None
+                raise
 
         return self._once.get(("model", precision), convert)
 
@@ -101,10 +112,14 @@ class SharedWork:
         has_it = precision in ("fp32", *CARRIED) or self.model.model.float_weights == {precision.replace("fp", "float")}
         return None if has_it and not unnamed else precision
 
+    def converter(self, target: Target) -> str | None:
+        """What rewrites the ONNX for ``target``; None when it gets the model as given."""
+        return converter_version() if self._rewritten_to(target) else None
+
     def model_identity(self, target: Target) -> str:
         """Digest over the files of ``model_folder``: the model, and how it was rewritten."""
         rewritten = self._rewritten_to(target)
-        return digest_of([self.model.model.digest, [rewritten, converter_version()] if rewritten else None])
+        return digest_of([self.model.model.digest, rewritten, self.converter(target)])
 
     def samples(self, target: Target, profiles: Mapping[str, Profile]) -> Samples:
         key = digest_of([list(target.samples), {name: profile.model_dump(mode="json") for name, profile in profiles.items()}])
@@ -129,8 +144,20 @@ class SharedWork:
             return References(
                 None, None, f"the model draws random numbers ({self.model.model.random_ops[0]}): its outputs cannot be compared"
             )
+        supplied = tuple(item["expected"] for item in samples.items)
         if samples.supplied:
-            return References("supplied", tuple(item["expected"] for item in samples.items))
+            return References("supplied", supplied)
+        found = self._computed(samples, target)
+        if not any(supplied):
+            return found
+        computed = found.outputs or (None,) * len(supplied)
+        count = sum(outputs is not None for outputs in supplied)
+        rest = f"the others from {found.kind}" if found.outputs else f"the others are not compared: {found.reason}"
+        mixed = tuple(given or made for given, made in zip(supplied, computed, strict=True))
+        return References("supplied", mixed, f"outputs of {count} of {len(supplied)} samples are supplied, {rest}")
+
+    def _computed(self, samples: Samples, target: Target) -> References:
+        """Outputs from onnx.reference within its budget, else from ONNX Runtime on the CPU."""
 
         def independent() -> References:
             folder = self._folder / f"reference-{samples.digest[7:19]}"
@@ -167,7 +194,12 @@ class SharedWork:
         folder.mkdir(parents=True)
         engine = {f"model/{name}": path for name, path in staged_files(self.model.staged).items()}
         request, inputs = validate_request("onnxruntime", "cpu", "model/model.onnx", samples, warmup=0, runs=1, soak=0.0)
-        step = Step(request=request, inputs={**engine, **inputs}, timeout_seconds=target.limits.validate_timeout)
+        step = Step(
+            request=request,
+            inputs={**engine, **inputs},
+            timeout_seconds=target.limits.validate_timeout,
+            shared_inputs={"model": digest_of([self.model.model.digest, None, None])},
+        )
         try:
             answer = able[0].run(step, folder, _ignore, self._cancel)
         except Cancelled:
@@ -188,16 +220,28 @@ def expand(names: Sequence[str]) -> list[Path]:
     files: list[Path] = []
     for name in names:
         path = Path(name)
-        if path.exists() or not any(mark in name for mark in "*?["):
-            files.append(path)
-            continue
-        found = sorted(Path(path.anchor or ".").glob(str(path.relative_to(path.anchor))))
+        found = [path]
+        if not os.path.lexists(path) and any(mark in name for mark in "*?["):
+            try:
+                found = sorted(Path(path.anchor or ".").glob(str(path.relative_to(path.anchor))))
+            except (OSError, ValueError) as error:
+                raise EnginefarmError(SAMPLES_BAD, f"samples: {name} is no pattern for files: {error}", fix=_SAMPLES_FIX) from None
         if not found:
-            raise EnginefarmError(
-                SAMPLES_BAD, f"no file matches samples: {name}", fix="make the samples, or correct the path in the model's YAML"
-            )
+            raise EnginefarmError(SAMPLES_BAD, f"no file matches samples: {name}", fix=_SAMPLES_FIX)
         files += found
+    for path in files:
+        _check_regular(path)
     return files
+
+
+def _check_regular(path: Path) -> None:
+    """A pipe or a device would never end."""
+    try:
+        regular = stat.S_ISREG(path.stat().st_mode)
+    except OSError as error:
+        raise EnginefarmError(SAMPLES_BAD, f"samples: {path} cannot be read: {error.strerror}", fix=_SAMPLES_FIX) from None
+    if not regular:
+        raise EnginefarmError(SAMPLES_BAD, f"samples: {path} is not a regular file", fix=_SAMPLES_FIX)
 
 
 def staged_files(folder: Path) -> dict[str, Path]:

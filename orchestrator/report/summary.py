@@ -89,6 +89,7 @@ def as_json(result: RunOutcome) -> dict[str, Any]:
         "exit_code": int(result.exit),
         "exit_codes": sorted({int(code) for code in result.exit_codes}),
         "counts": result.counts(),
+        "problems": [problem.as_dict() for problem in result.problems],
         "interrupted": [{"model": build.model.name, "target": build.effective.target.name} for build in result.interrupted],
         "seconds": round(result.seconds, 3),
         "models": [

@@ -2,17 +2,55 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 # names of tensors and lines of logs come from strangers: nothing of them may drive the terminal
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_MARKS = r"\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"  # surrogates are bytes of file names that are not UTF-8
+_CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f{_MARKS}]")
+_CONTROL_OR_LINE = re.compile(rf"[\x00-\x1f{_MARKS}]")
+_IN_JSON = re.compile(rf"[{_MARKS}]")
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return match.group().encode("unicode_escape").decode("ascii")
 
 
 def safe(text: str) -> str:
-    """Text with control characters and direction marks shown as escapes."""
-    return _CONTROL.sub(lambda match: match.group().encode("unicode_escape").decode("ascii"), text)
+    """Text with control characters and direction marks shown as escapes; it may have several lines."""
+    return _CONTROL.sub(_escaped, text)
+
+
+def one_line(text: str) -> str:
+    """As ``safe``, with line breaks and tabs as escapes too: for names and other parts of a line, which must not forge another line."""
+    return _CONTROL_OR_LINE.sub(_escaped, text)
+
+
+def json_text(content: Any) -> str:
+    """Indented JSON; characters that drive a terminal, or that UTF-8 cannot hold, as escapes."""
+    text = json.dumps(content, indent=2, ensure_ascii=False)
+    return _IN_JSON.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
+
+
+def command_line(words: Sequence[str]) -> str:
+    """Words as one line to paste into a shell; those with control characters in the form ``$'...'`` of bash, zsh and POSIX 2024."""
+    return " ".join(_dollar_quoted(word) if _CONTROL_OR_LINE.search(word) else shlex.quote(word) for word in words)
+
+
+def _dollar_quoted(word: str) -> str:
+    quoted = []
+    for character in word:
+        code = ord(character)
+        if _CONTROL_OR_LINE.match(character):
+            # octal, always three digits: the bytes of the name, whatever character follows
+            quoted += [f"\\{byte:03o}" for byte in character.encode("utf-8", "surrogateescape" if 0xDC80 <= code <= 0xDCFF else "replace")]
+        else:
+            quoted.append(f"\\{character}" if character in "\\'" else character)
+    return f"$'{''.join(quoted)}'"
 
 
 def size(count: int | None) -> str:

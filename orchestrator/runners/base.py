@@ -24,6 +24,7 @@ class Cancel:
     def __init__(self) -> None:
         self._event = threading.Event()
         self.stopped_by: int | None = None  # the signal, when one stopped the run
+        self.watched = False  # somebody looks at this flag; before and after, a signal ends the process by itself
 
     def set(self) -> None:
         self._event.set()

@@ -7,16 +7,20 @@ the user's cache under the name of its digest. A step's key takes only the modul
 from __future__ import annotations
 
 import ast
+import atexit
 import functools
 import hashlib
 import io
 import os
+import shutil
 import tempfile
+import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from orchestrator import __version__
+from orchestrator.errors import DISK, EnginefarmError
 from orchestrator.portable.worker.steps import STEPS
 
 PORTABLE = Path(__file__).resolve().parent.parent / "portable"
@@ -26,10 +30,15 @@ _PACKAGE = "enginefarm_portable"
 _MAIN = f"import sys\n\nfrom {_PACKAGE}.worker.main import main\n\nsys.exit(main())\n"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip file can hold
 _SUFFIXES = (".py", ".json")
+_PRIVATE_LOCK = threading.Lock()
+_private: Path | None = None
 
 
 def worker_pyz() -> Path:
-    """The worker's file; made when this is a checkout. Raises OSError when the cache cannot be written."""
+    """The worker's file; made when this is a checkout.
+
+    Where the cache cannot be written it lies in a private folder that goes with this process; EnginefarmError DISK when no folder takes it.
+    """
     return SHIPPED if SHIPPED.is_file() else _cached_pyz()
 
 
@@ -105,9 +114,29 @@ def _cached_pyz() -> Path:
 
     digest = _pyz_digest()
     path = user_cache_path("enginefarm") / "worker" / f"worker-{digest[:16]}.pyz"
-    if not (path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == digest):
-        write_pyz(path)
+    try:
+        if not (path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == digest):
+            write_pyz(path)
+    except OSError as error:
+        return _private_pyz(path.parent, error)
     return path
+
+
+def _private_pyz(cache: Path, error: OSError) -> Path:
+    """The worker in a temporary folder of this process: a cache that cannot be written is no reason to build nothing."""
+    global _private
+    with _PRIVATE_LOCK:
+        if _private is None or not _private.is_file():
+            try:
+                folder = tempfile.mkdtemp(prefix="enginefarm-worker-")
+                atexit.register(shutil.rmtree, folder, ignore_errors=True)
+                write_pyz(Path(folder) / "worker.pyz")
+            except OSError as second:
+                what = f"the worker cannot be written: {cache}: {error.strerror}; a temporary folder: {second.strerror}"
+                fix = "free some space there, or set XDG_CACHE_HOME or TMPDIR to a folder that can be written"
+                raise EnginefarmError(DISK, what, fix=fix) from second
+            _private = Path(folder) / "worker.pyz"
+        return _private
 
 
 def _follow(path: Path, found: set[Path]) -> None:

@@ -133,7 +133,8 @@ def _runner(name: str, key: Scalar, node: Mapping, path: Path, problems: list[En
     binder = Binder()
     bound = binder.fields(node, RunnerConfig, f"runners.{name}.")
     problems += binder.problems
-    values = {field.rsplit(".", 1)[-1]: item for field, item in bound.items()}
+    # a null is as good as no line
+    values = {field.rsplit(".", 1)[-1]: item for field, item in bound.items() if item.value is not None}
     slots = values.get("slots")
     if slots is not None and not 1 <= slots.value <= _MOST_SLOTS:
         problems.append(EnginefarmError(CONFIG_VALUE, f"slots is between 1 and {_MOST_SLOTS}, not {slots.value}", where=slots.where))

@@ -29,6 +29,7 @@ MOST_SLOTS = 8
 PROBE_SECONDS = 120.0
 _RESULT_LIMIT = 64 << 20
 _LOG_TAIL_BYTES = 4096
+_NO_SPACE_BYTES = 64 << 10  # a file system with less left takes no result
 # What a step may see of this process's environment: where programs and libraries are, and which GPUs are its own.
 _PASSED = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 
@@ -106,6 +107,8 @@ class ProcessRunner:
             try:
                 result = self.run(step, Path(place), lambda _: None, Cancel()).result
             except EnginefarmError as error:
+                if error.kind is errors.DISK:
+                    raise
                 raise self._broken(error.what, error.why) from error
         host = result.get("host")
         if not result["ok"] or not isinstance(host, dict) or host.get("schema") != HOST_SCHEMA:
@@ -200,12 +203,25 @@ def raise_for_process_end(ended: Ended, log: Path, step: Step) -> None:
         return
     tail = log_tail(log)
     kind = kind_of_text(tail)
-    if kind == "disk-full":
-        raise EnginefarmError(errors.DISK, f"the {name} step ran out of disk space", why=tail, log=str(log))
+    # a full disk may take the log and Python's own words with it: all that is left is exit code 120, and a SIGBUS of mapped files
+    if kind == "disk-full" or (ended.code != -signal.SIGKILL and is_full(log.parent)):
+        raise _disk_full(name, log, tail)
     if kind == "out-of-memory":
         what = f"the {name} step ran out of memory and died ({memory_limit_text(step.memory_bytes)})"
         raise EnginefarmError(errors.STEP_MEMORY, what, why=tail, fix=memory_fix(step.memory_bytes, tail), log=str(log))
     raise EnginefarmError(errors.STEP_CRASHED, f"the {name} step's process {death(ended.code)}", why=_cause(ended.code, tail), log=str(log))
+
+
+def is_full(folder: Path) -> bool:
+    try:
+        return shutil.disk_usage(folder).free < _NO_SPACE_BYTES
+    except OSError:
+        return False
+
+
+def _disk_full(name: str, log: Path, tail: str) -> EnginefarmError:
+    fix = f"free some space on the disk of {log.parent}"
+    return EnginefarmError(errors.DISK, f"the {name} step ran out of disk space", why=tail or None, fix=fix, log=str(log))
 
 
 def death(code: int) -> str:
@@ -252,9 +268,14 @@ def read_result(folder: Path, request: Mapping[str, Any], log: Path) -> Mapping[
             if not _safe(name) or not stat.S_ISREG((folder / name).lstat().st_mode):
                 raise ValueError(f"it names {name!r}, which is no file of the step")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        if is_full(folder):
+            raise _disk_full(request["step"], log, log_tail(log)) from error
         raise EnginefarmError(
             errors.STEP_CRASHED, f"the {request['step']} step left no usable result: {error}", why=log_tail(log) or None, log=str(log)
         ) from error
+    # libraries name the symptom ("serialization failed") of a file that could not be written
+    if not result["ok"] and is_full(folder):
+        raise _disk_full(request["step"], log, str(result["error"].get("message") or ""))
     return result
 
 

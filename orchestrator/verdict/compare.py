@@ -46,6 +46,23 @@ def default_tolerance(precision: str, *, tf32: bool = False) -> Tolerance:
     return _TOLERANCES["tf32" if tf32 and precision == "fp32" else precision]
 
 
+def effective_precision(precision: str, *, weight_dtypes: Mapping[str, int], has_qdq: bool) -> str:
+    """The precision whose tolerance fits: the coarser of the target's and of what the model itself computes in.
+
+    ``weight_dtypes`` counts constant tensors per dtype, ``has_qdq`` says whether the model quantizes (both as in models/model.py).
+    A model exported in half precision still has some float32 constants (the scales of Resize must be): what most of its float tensors
+    are counts.
+    """
+    found = [precision]
+    full = weight_dtypes.get("float32", 0) + weight_dtypes.get("float64", 0)
+    half = {"fp16": weight_dtypes.get("float16", 0), "bf16": weight_dtypes.get("bfloat16", 0)}
+    if sum(half.values()) > full:
+        found += [name for name, count in half.items() if count]
+    if has_qdq:
+        found.append("fp8" if any(dtype.startswith(("float8", "float4")) for dtype in weight_dtypes) else "int8")
+    return max(found, key=lambda name: _TOLERANCES[name].rtol)
+
+
 @dataclass
 class _Sums:
     """What is gathered over the chunks of one output."""

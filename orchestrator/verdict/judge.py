@@ -95,6 +95,11 @@ def _agreement(
         return "unvalidated", f"there is no reference{note}"
     if not any(figure.max_abs is not None for figure in figures):
         return "unvalidated", "nothing was compared: no output has a finite value"
+    blind = [figure for figure in figures if figure.max_abs is None]
+    if blind:  # the other outputs say nothing about this one
+        more = f" (and {len(blind) - 1} more of {len(figures)} outputs)" if len(blind) > 1 else ""
+        lacks = "has no finite value" if blind[0].elements else "is empty"
+        return "unvalidated", f"output {blind[0].name} was not compared: it {lacks}{more}"
     if not hardware_named:
         return "unvalidated", f"it ran on {device}, which the target does not name"
     agree = f"{_count(len(figures), 'output')} agree{'s' if len(figures) == 1 else ''} with {_CALLED[reference]}"

@@ -66,9 +66,22 @@ def test_the_same_build_less_well_checked_does_not_replace_a_passed_engine(make,
     assert _merged(old, folder, again)["ampere"].verdict.status == "passed"
 
 
-def test_another_build_replaces_a_passed_engine_even_unvalidated(make, old, folder):
-    other = make.record("ampere", "unvalidated", b"other options", build_key="k9")
+@pytest.mark.parametrize("status", ["unvalidated", "self-consistent"])
+def test_a_build_with_other_options_does_not_replace_better_evidence(make, old, folder, status):
+    other = make.record("ampere", status, b"other options", build_key="k9")
+    assert _merged(old, folder, other)["ampere"] == old.engines[0]
+
+
+def test_of_two_engines_checked_alike_the_new_one_stays(make, old, folder):
+    other = make.record("ampere", content=b"other options", build_key="k9")
     assert _merged(old, folder, other)["ampere"] == other
+
+
+def test_a_new_engine_that_took_over_a_file_name_replaces_the_record_that_had_it(make, old, folder):
+    renamed = make.record("ampere", "unvalidated", b"renamed", tag="other")
+    new = make.record("ampere-2", content=b"new", tag="ampere")
+    merged = _merged(old, folder, renamed, new)
+    assert (merged["ampere"], merged["ampere-2"]) == (renamed, new)
 
 
 def test_better_evidence_replaces(make, old, folder):
@@ -103,3 +116,9 @@ def test_statuses_hold_only_targets_with_an_engine(old):
 )
 def test_what_services_would_lose(before, after, losses):
     assert lost(before, after) == losses
+
+
+def test_a_target_that_was_renamed_with_its_tag_is_not_lost():
+    assert lost({"a": "passed"}, {"b": "passed"}, renamed={"a": "b"}) == []
+    assert lost({"a": "passed"}, {"b": "unvalidated"}, renamed={"a": "b"}) == ["a was passed and is unvalidated"]
+    assert lost({"a": "passed", "c": "passed"}, {"b": "passed"}, renamed={"a": "b"}) == ["c has no engine"]

@@ -7,16 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.artifacts.names import (
-    MAX_NAME_BYTES,
     EngineName,
     check_model_name,
     engine_file,
     manifest_file,
     model_name,
     parse_engine_file,
-    suggest_name,
 )
 from orchestrator.errors import NAME_INVALID, EnginefarmError
+from orchestrator.matrix.model_name import MAX_NAME_BYTES, suggest_name
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import threading
 
 import pytest
 
+from orchestrator.artifacts.entry import find_entry
 from orchestrator.artifacts.files import sha256_file
 from orchestrator.artifacts.manifest import read_manifest
-from orchestrator.artifacts.store import Release, finish_interrupted, read_latest
+from orchestrator.artifacts.store import Release, finish_interrupted, follow_latest, read_latest
 from orchestrator.errors import (
     DIGEST_MISMATCH,
     DISK,
@@ -93,10 +95,41 @@ def test_a_placed_engine_whose_record_loses_is_not_put_in(make, output):
     assert (output / "lane" / "v1" / "lane_v1_cpu.unvalidated.engine").read_bytes() == b"good"
 
 
-def test_a_record_whose_file_was_not_placed_is_a_bug_that_changes_nothing(make, output):
-    with Release(output, "lane", 1) as release, pytest.raises(ValueError, match="was not placed"):
-        release.commit(make.manifest(make.record("ampere", content=b"engine")), move_latest=True)
-    assert _tree(output) == []
+def test_an_engine_that_another_run_replaced_meanwhile_takes_nothing_else_with_it(make, output, tmp_path):
+    make.commit(output, (make.record("ampere", content=b"reused"), b"reused"))
+    make.commit(output, (make.record("ampere", content=b"of another run"), b"of another run"))
+    turing = make.record("turing", content=b"turing")
+    release = make.commit(output, (make.record("ampere", content=b"reused"), None), (turing, b"turing"))
+    ampere, new = release.manifest.engines
+    assert (ampere.digest, ampere.verdict.status) == (make.digest(b"of another run"), "passed")
+    assert new == turing
+    assert release.notes == ("ampere: lane_v1_ampere.engine was replaced meanwhile, so this run's result of it is left out",)
+
+
+def test_a_record_without_its_file_and_without_a_predecessor_has_no_engine(make, output):
+    release = make.commit(output, (make.record("ampere", content=b"engine"), None))
+    assert [(record.file, record.verdict.status) for record in release.manifest.engines] == [(None, "skipped")]
+    assert _tree(output / "lane") == ["latest.json", "v1/lane_v1.json"]
+
+
+def test_a_reused_engine_whose_file_name_goes_to_another_target_makes_room(make, output, tmp_path):
+    reused = make.record("a", content=b"a", tag="x")
+    make.commit(output, (reused, b"a"))
+    new = make.record("b", content=b"b", tag="x")
+    (tmp_path / "built").write_bytes(b"b")
+    with Release(output, "lane", 1) as release:
+        release.place(tmp_path / "built", new.file)
+        release.commit(make.manifest().model_copy(update={"engines": (reused, new)}), move_latest=True)
+    assert [(record.target, record.file) for record in release.manifest.engines] == [("a", None), ("b", "lane_v1_x.engine")]
+    assert (output / "lane" / "v1" / "lane_v1_x.engine").read_bytes() == b"b"
+
+
+def test_a_weaker_build_with_other_options_leaves_engine_and_latest(make, output):
+    make.commit(output, (make.record("cpu", content=b"good", build_key="k1"), b"good"))
+    release = make.commit(output, (make.record("cpu", "unvalidated", b"fp16", build_key="k2"), b"fp16"), move_latest=False)
+    assert [path for path in _tree(output / "lane") if path.endswith(".engine")] == ["v1/lane_v1_cpu.engine"]
+    assert release.manifest.engines[0].verdict.status == "passed"
+    assert _latest(output)["targets"] == {"cpu": "passed"}
 
 
 def test_a_placed_file_that_is_not_the_one_that_was_built_is_refused(make, output, tmp_path):
@@ -175,10 +208,56 @@ def test_latest_does_not_move_from_passed_to_unvalidated(make, output):
 
 def test_latest_follows_its_own_version_when_its_engines_are_replaced(make, output):
     make.commit(output, (make.record("ampere", content=b"1"), b"1"))
-    make.commit(output, (make.record("turing", "failed"), None), move_latest=False)
-    assert _latest(output)["revision"] == 1
     make.commit(output, (make.record("ampere", content=b"again"), b"again"), (make.record("turing", "failed"), None), move_latest=False)
-    assert _latest(output)["revision"] == 3
+    assert _latest(output)["revision"] == 2
+
+
+def test_latest_that_stays_at_its_version_describes_the_manifest_that_is_there(make, output):
+    make.commit(output, (make.record("ampere", content=b"1"), b"1"))
+    release = make.commit(output, (make.record("turing", "unvalidated", b"t"), b"t"), move_latest=False)
+    assert (release.latest_moved, release.latest_note) == (False, "it stays: the run did not end well")
+    latest = _latest(output)
+    assert (latest["revision"], latest["targets"]) == (2, {"ampere": "passed"})
+    assert latest["digest"] == sha256_file(output / "lane" / latest["manifest"])
+
+
+def test_latest_never_moves_to_a_lower_version(make, output):
+    make.commit(output, (make.record("ampere", content=b"1"), b"1"))
+    second = make.model(version=2, content="lane 2")
+    make.commit(output, (make.record("ampere", content=b"2", version=2), b"2"), model_record=second)
+    release = make.commit(output, (make.record("ampere", content=b"again"), b"again"))
+    assert release.latest_note == "it stays at v2: it never moves to a lower version"
+    assert (_latest(output)["version"], _latest(output)["revision"]) == (2, 1)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_latest_moves_when_a_target_was_renamed_with_its_tag(make, output, version):
+    make.commit(output, (make.record("a", content=b"1", tag="x"), b"1"))
+    engine = make.record("b", content=b"2", tag="x", version=version)
+    described = make.model(version=version, content=f"lane {version}")
+    assert make.commit(output, (engine, b"2"), model_record=described).latest_moved
+    assert (_latest(output)["version"], _latest(output)["targets"]) == (version, {"b": "passed"})
+
+
+def test_a_run_with_nothing_new_lets_latest_follow(make, output):
+    make.commit(output, (make.record("ampere", content=b"1"), b"1"), move_latest=False)
+    before = _tree(output)
+    for good, moved, note in (
+        (False, False, "it stays: the run did not end well"),
+        (True, True, "every target that it had is there"),
+        (True, False, "it names this revision already"),
+    ):
+        with Release(output, "lane", 1) as release:
+            release.follow(move_latest=good)
+        assert (release.latest_moved, release.latest_note) == (moved, note)
+    assert _tree(output) == sorted(["lane/latest.json", *before])
+    assert (_latest(output)["revision"], _latest(output)["digest"]) == (1, sha256_file(output / "lane" / "v1" / "lane_v1.json"))
+
+
+def test_following_without_a_manifest_leaves_nothing(output):
+    with Release(output, "lane", 1) as release:
+        release.follow(move_latest=True)
+    assert _tree(output) == []
 
 
 def test_latest_moves_on_when_the_version_that_it_names_was_deleted(make, output):
@@ -188,13 +267,50 @@ def test_latest_moves_on_when_the_version_that_it_names_was_deleted(make, output
     assert make.commit(output, (engine, b"2"), model_record=make.model(version=2, content="lane 2")).latest_moved
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": "enginefarm.latest/1", "targets": ["a"]}', "\0"])
+OURS = {"schema": "enginefarm.latest/1", "version": 1, "manifest": "v1/lane_v1.json", "targets": {"ampere": "passed"}}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "[]", "{}", "\0", "[" * 200_000),
+        *(
+            json.dumps(OURS | changes)
+            for changes in ({"targets": ["ampere"]}, {"targets": {"ampere": []}}, {"version": "1"}, {"version": None})
+        ),
+        *(json.dumps(OURS | {"manifest": path}) for path in ("../x", "/etc", "v1/..", "v1", "v1/a/b", "v1/\0", None, 3)),
+    ],
+)
 def test_a_latest_that_is_not_ours_is_no_latest(make, output, content):
     make.commit(output, (make.record("ampere", content=b"1"), b"1"))
     (output / "lane" / "latest.json").write_text(content)
     assert read_latest(output / "lane") is None
-    make.commit(output, (make.record("turing", content=b"2"), b"2"))
+    assert follow_latest(output / "lane" / "latest.json") == output / "lane" / "latest.json"
+    release = make.commit(output, (make.record("turing", content=b"2"), b"2"))
+    assert release.notes == (f"{output / 'lane' / 'latest.json'} was damaged, or not ours: it is written anew",)
     assert _latest(output)["targets"] == {"ampere": "passed", "turing": "passed"}
+
+
+def test_a_damaged_latest_says_what_to_give_instead(output):
+    output.mkdir()
+    (output / "latest.json").write_text(json.dumps(OURS | {"manifest": "../x"}))
+    with pytest.raises(EnginefarmError, match="manifest cannot be used") as caught:
+        read_manifest(follow_latest(output / "latest.json"))
+    assert caught.value.why == "it is a latest.json that names no manifest below it"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(make, output):
+    make.commit(output, (make.record("ampere", content=b"1"), b"1"), move_latest=False)
+    os.mkfifo(output / "lane" / "latest.json")
+    os.mkfifo(output / "lane" / "v1" / "a.json")
+    assert read_latest(output / "lane") is None
+    assert find_entry(output / "lane" / "v1" / "lane_v1_ampere.engine").record.target == "ampere"
+    with pytest.raises(EnginefarmError) as caught:
+        read_manifest(output / "lane" / "v1" / "a.json")
+    assert (caught.value.kind, caught.value.why) == (MANIFEST_UNREADABLE, "it is not a regular file")
+    assert make.commit(output, (make.record("ampere", content=b"2"), b"2")).latest_moved
+    assert _latest(output)["revision"] == 2
 
 
 def test_a_failed_engine_goes_to_quarantine_with_the_evidence(make, output, tmp_path):

@@ -125,6 +125,20 @@ def test_a_damaged_manifest_is_not_passed_over(make, output, choose):
     with pytest.raises(EnginefarmError) as caught:
         choose("lane 2")
     assert caught.value.kind is MANIFEST_UNREADABLE
+    assert "--model-version" in caught.value.fix
+
+
+def test_a_requested_version_does_not_read_the_damaged_manifest_of_another(make, output, choose):
+    _version(make, output, 1, "lane 1")
+    _version(make, output, 2, "lane 2")
+    (output / "lane" / "v1" / "lane_v1.json").write_bytes(b"{")
+    assert choose("lane 3", requested=3).version == 3
+    with pytest.raises(EnginefarmError) as caught:
+        choose("lane 3", requested=2)
+    assert (caught.value.kind, caught.value.fix) == (NAME_TAKEN, "--model-version 3")
+    with pytest.raises(EnginefarmError) as caught:
+        choose("lane 3", requested=1)
+    assert caught.value.kind is MANIFEST_UNREADABLE
 
 
 def test_a_version_folder_that_was_renamed_by_hand_is_noticed(make, output, choose):

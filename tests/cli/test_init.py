@@ -136,3 +136,19 @@ def test_the_makefile_takes_any_file_name_and_none(call: Call, tmp_path: Path) -
     call()
     assert called_by_make(tmp_path, "MODEL=it's a `lane`.onnx") == "build|--available|--|it's a `lane`.onnx|"
     assert called_by_make(tmp_path) == "build|--available|"
+
+
+@pytest.mark.parametrize("variable", ["MODEL", "TARGETS", "JOBS", "MODEL_VERSION", "ARGS"])
+@pytest.mark.parametrize("value", ["x; touch pwned", "$(touch pwned).onnx", "$(shell touch pwned)", "`touch pwned`", '"; touch pwned; "'])
+def test_the_makefile_executes_nothing_of_a_value(call: Call, tmp_path: Path, variable: str, value: str) -> None:
+    call()
+    out = called_by_make(tmp_path, f"{variable}={value}")
+    assert not (tmp_path / "pwned").exists()
+    assert "touch" in out
+    assert variable != "MODEL" or out == f"build|--available|--|{value}|"
+
+
+def test_the_makefile_takes_values_of_the_makefile_and_words_in_quotes(call: Call, tmp_path: Path) -> None:
+    call()
+    (tmp_path / "enginefarm.mk").write_text((tmp_path / "enginefarm.mk").read_text() + "NAME = lane\nMODEL = $(NAME).onnx\n")
+    assert called_by_make(tmp_path, "ARGS=--memory '8 GiB' *") == "build|--available|--memory|8 GiB|*|--|lane.onnx|"

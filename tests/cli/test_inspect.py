@@ -369,3 +369,11 @@ def test_json_holds_problems_too(write):
     (found,) = json.loads(result.out)
     assert (found["ok"], found["problems"][0]["code"], found["file_kind"]) == (False, "EF600", "empty")
     assert result.exit == 6
+
+
+def test_a_file_name_with_a_line_break_forges_no_line(tmp_path):
+    path = tmp_path / "a\nstatus  passed\x9b.engine"
+    path.write_bytes(b"x")
+    found = _inspect(path)
+    assert not any(line.startswith("status") for line in found.out.splitlines())
+    assert "\x9b" not in _inspect("--json", path).out

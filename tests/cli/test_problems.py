@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -105,3 +107,39 @@ def test_help_imports_no_library_of_a_command(tmp_path: Path) -> None:
     answer = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr
     assert "build" in answer.stdout
+
+
+def test_errors_are_json_lines_when_the_environment_or_the_settings_say_so(tmp_path: Path) -> None:
+    by_variable = _command("build", "missing.onnx", cwd=tmp_path, env={**os.environ, "ENGINEFARM_PROGRESS": "json"})
+    (tmp_path / "enginefarm.yaml").write_text("progress: json\n")
+    by_file = _command("build", "missing.onnx", cwd=tmp_path)
+    for answer in (by_variable, by_file):
+        assert json.loads(answer.stderr.splitlines()[-1])["code"] == "EF200"
+    assert _command("build", "missing.onnx", "--progress", "plain", cwd=tmp_path).stderr.startswith("error[EF200]")
+
+
+def test_a_refused_request_answers_json_with_its_problems(tmp_path: Path) -> None:
+    answer = _command("build", "missing.onnx", "--json", cwd=tmp_path)
+    value = json.loads(answer.stdout)
+    assert (answer.returncode, value["exit_code"]) == (2, 2)
+    assert [problem["code"] for problem in value["problems"]] == ["EF200"]
+    assert answer.stderr.startswith("error[EF200]")
+
+
+@pytest.mark.parametrize("words", [["--output="], ["--output", ""], ["-o", ""]])
+def test_an_empty_output_is_refused(words: list[str], tmp_path: Path) -> None:
+    answer = _command("build", "missing.onnx", *words, cwd=tmp_path)
+    assert answer.returncode == 2
+    assert "--output is empty" in answer.stderr
+
+
+def test_the_broken_pipe_of_another_is_an_error_with_words(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        # as typer does
+        try:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+        except OSError:
+            sys.exit(1)
+
+    assert Reporter().guard(fail) == 4
+    assert "Broken pipe" in capsys.readouterr().err

@@ -188,6 +188,15 @@ def test_an_engine_without_a_manifest_and_a_missing_file_are_named(tmp_path):
         "enginefarm build 'x",
         "enginefarm runners",
         "enginefarm build x\nid",
+        "enginefarm build 'x\x1b]0;title\x07'",
+        "enginefarm build",
+        "enginefarm build x y",
+        "enginefarm build x --target",
+        "enginefarm build x --python /tmp/evil",
+        "enginefarm build x --python=/tmp/evil",
+        "enginefarm build x --runners /tmp/runners.yaml",
+        "enginefarm build x --output /etc",
+        "enginefarm build x -o/etc",
     ],
 )
 def test_a_recorded_text_that_is_no_plain_command_is_made_anew(release, command):
@@ -218,3 +227,14 @@ def test_json_holds_command_arguments_and_inputs(release):
     assert found["arguments"] == COMMAND.split()
     assert found["inputs"]["model_digest"] == _digest(b"m")
     assert found["inputs"]["compute_capability"] == ["8.0", "8.6"]
+
+
+def test_names_of_a_stranger_neither_drive_the_terminal_nor_forge_lines(release):
+    folder = release(source="a\x1b]0;x\x07\nrm -rf ~\x9b.onnx", ampere=None)
+    found = _repro(folder / "lane_v3.json")
+    assert found.out.startswith("enginefarm build $'a\\033]0;x\\007\\012rm -rf ~\\302\\233.onnx' --target ampere ")
+    assert len(found.out.splitlines()) == 1
+    assert all(line.startswith("# ") for line in found.err.splitlines())
+    raw = _repro(folder / "lane_v3.json", "--json").out
+    assert not any(character in found.out + found.err + raw for character in "\x1b\x07\x9b")
+    assert json.loads(raw)["arguments"][2] == "a\x1b]0;x\x07\nrm -rf ~\x9b.onnx"

@@ -146,6 +146,15 @@ def test_a_stopped_run_does_not_wait_for_a_slot(described: Make) -> None:
             pytest.fail("a slot was given")
 
 
+def test_a_runner_that_failed_once_comes_after_the_others(described: Make) -> None:
+    one, two = described("one", "8.0", slots=2), described("two", "8.0", slots=1)
+    farm = Farm([one, two], locked())
+    found = spots(farm)
+    farm.failed(one)
+    with farm.slot(found, Cancel()) as first, farm.slot(found, Cancel()) as second:
+        assert [first.runner, second.runner] == [two, one]
+
+
 def test_a_runner_that_failed_twice_is_set_aside_unless_it_is_the_last(described: Make) -> None:
     one, two = described("one", "8.0"), described("two", "8.0")
     farm = Farm([one, two], locked())

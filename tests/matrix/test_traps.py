@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import CONFIG_FIELD, CONFIG_TRAP, CONFIG_VALUE, TARGET_CONFLICT, TARGET_IMPOSSIBLE
+from orchestrator.errors import CONFIG_FIELD, CONFIG_TRAP, CONFIG_VALUE, TARGET_CONFLICT, TARGET_IMPOSSIBLE, Where
+from orchestrator.matrix.binder import yaml_reads
+from orchestrator.matrix.yaml_reader import Scalar
 
 
 @pytest.mark.parametrize(
@@ -230,3 +232,8 @@ def test_the_jetpack_image_that_does_not_exist_names_the_right_one(project: Any)
     problems = [problem for problem in project.problems() if problem.kind is TARGET_IMPOSSIBLE]
     assert "does not exist" in problems[0].what
     assert "l4t-tensorrt:r8.0.1-runtime" in (problems[0].fix or "")
+
+
+@pytest.mark.parametrize("text", ["0x" + "f" * 5000, "1" + ":59" * 3000, "9" * 5000, "0b" + "1" * 5000])
+def test_a_number_too_long_to_convert_is_a_trap_like_any_other(text: str) -> None:
+    assert yaml_reads(Scalar(text, True, Where())) == "something else"

@@ -210,3 +210,12 @@ def test_any_bytes_give_a_root_or_a_problem(raw: bytes) -> None:
 def test_any_yaml_punctuation_gives_a_root_or_a_problem(text: str) -> None:
     document = read_text(text, "f.yaml")
     assert (document.root is None) <= bool(document.problems)
+
+
+def test_a_long_broken_line_is_told_in_a_few_words() -> None:
+    # the patterns of the hints would look at it for minutes
+    document = read_text("description: a: b: " + "- [`" * 200_000, "a.yaml")
+    (problem,) = document.problems
+    assert problem.kind is CONFIG_SYNTAX
+    assert problem.fix == "put the value in quotes"
+    assert len(problem.what) < 200

@@ -98,3 +98,8 @@ def test_nothing_is_left_in_the_temporary_folder(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     failed("declared.infer", {"path": "/nowhere.onnx"})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_memory_limit_beyond_a_c_long_limits_nothing() -> None:
+    code = "from orchestrator.models.child import _limit_memory; _limit_memory(99999999 << 40)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -16,6 +16,7 @@ from orchestrator.errors import (
     DIGEST_MISMATCH,
     MODEL_DAMAGED,
     MODEL_EXTERNAL_MISSING,
+    MODEL_EXTERNAL_UNSAFE,
     MODEL_MISSING,
     MODEL_NOT_ONNX,
     EnginefarmError,
@@ -371,3 +372,28 @@ def test_a_number_that_crosses_the_read_window_is_read(make: Any, monkeypatch: p
     whole = load_model(path, deep=False)
     monkeypatch.setattr(wire, "_WINDOW", 24)
     assert load_model(path, deep=False) == whole
+
+
+def test_a_dangling_link_is_not_offered_as_itself(make: Any) -> None:
+    (make.folder / "lane.onnx").symlink_to("gone.onnx")
+    error = refused(make.folder / "lane.onnx")
+    assert (error.kind, error.what) == (MODEL_MISSING, "this link leads to 'gone.onnx', where no file is")
+    assert error.fix == f"there is no .onnx file in {make.folder}"
+
+
+def test_a_name_that_is_far_from_what_is_there_gets_a_list(make: Any) -> None:
+    make.save(make.neg(), "segmentation.onnx")
+    assert refused(make.folder / "lane.onnx").fix == "models in this folder: segmentation.onnx"
+
+
+@pytest.mark.parametrize("location", ["model.onnx/x", "other.onnx/x"])
+def test_external_data_below_the_models_own_name_is_refused(make: Any, tmp_path: Path, location: str) -> None:
+    """Staged, the model is a file of that name, which cannot be a folder as well."""
+    path = make.save(make.add(make.external(location)), "other.onnx")
+    if location.startswith("model"):
+        (make.folder / "model.onnx").mkdir()
+        (make.folder / location).write_bytes(bytes(256))
+    with pytest.raises(EnginefarmError) as caught:
+        load_model(path, stage=tmp_path / "stage")
+    assert caught.value.kind == MODEL_EXTERNAL_UNSAFE
+    assert "a folder with the name of the model file itself" in caught.value.what

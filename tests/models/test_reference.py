@@ -149,3 +149,53 @@ def test_a_sequence_output_is_the_reason(make: Any, tmp_path: Path) -> None:
     kind = helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, [64]))
     model = make.model([N("SequenceConstruct", ["x"], ["y"])], None, [helper.make_value_info("y", kind)])
     assert "no tensor" in str(evaluate(make, model, tmp_path).reason)
+
+
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax", "Hardmax"])
+@pytest.mark.parametrize("opset", [9, 11, 12, 13])
+@pytest.mark.parametrize("axis", [None, 0, 1, 2, -1])
+def test_the_softmax_family_follows_its_opset(make: Any, tmp_path: Path, op: str, opset: int, axis: int | None) -> None:
+    if axis == -1 and opset < 11:
+        axis = 3
+    node = N(op, ["x"], ["y"], **({} if axis is None else {"axis": axis}))
+    model = make.model([node], [make.value("x", [2, 3, 4, 5])], [make.value("y", None)], opset=opset)
+    assert evaluate(make, model, tmp_path).reason is None
+
+
+def loop_without_condition(make: Any) -> onnx.ModelProto:
+    model = forever(make)
+    count = numpy_helper.from_array(np.array(3), "n")
+    model.graph.node[0].input[0], model.graph.node[0].input[1] = "n", ""
+    model.graph.initializer.append(count)
+    return model
+
+
+def roi_align(make: Any) -> onnx.ModelProto:
+    inputs = [make.value("x", [1, 1, 8, 8]), make.value("r", [1, 4]), make.value("b", [1], TensorProto.INT64)]
+    return make.model([N("RoiAlign", ["x", "r", "b"], ["y"])], inputs, [make.value("y", None)], opset=11)
+
+
+def pool(make: Any, auto_pad: str) -> onnx.ModelProto:
+    node = N("MaxPool", ["x"], ["y"], kernel_shape=[2, 2], strides=[2, 2], auto_pad=auto_pad)
+    return make.model([node], [make.value("x", [1, 1, 5, 5])], [make.value("y", None)])
+
+
+def resize(make: Any) -> onnx.ModelProto:
+    node = N("Resize", ["x", "", "s"], ["y"], mode="linear", coordinate_transformation_mode="align_corners")
+    scales = numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "s")
+    return make.model([node], [make.value("x", [1, 1, 4, 4])], [make.value("y", None)], [scales])
+
+
+@pytest.mark.parametrize(
+    ("build", "what"),
+    [
+        (loop_without_condition, "Loop without a condition"),
+        (roi_align, "RoiAlign of opset 11"),
+        (lambda make: pool(make, "SAME_LOWER"), "MaxPool with auto_pad SAME_LOWER"),
+        (resize, "Resize with align_corners"),
+    ],
+)
+def test_what_is_computed_otherwise_there_has_no_reference(make: Any, tmp_path: Path, build: Any, what: str) -> None:
+    found = evaluate(make, build(make), tmp_path)
+    assert found == Reference("onnx.reference", None, f"onnx.reference computes {what} differently from the standard")
+    assert evaluate(make, pool(make, "SAME_UPPER"), tmp_path / "upper").reason is None

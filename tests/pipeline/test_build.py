@@ -378,3 +378,46 @@ def test_a_failure_keeps_its_log(project: Project, net: Net) -> None:
     problem = answer.builds["cpu"]["problem"]
     assert problem["where"] == {"target": "cpu"}
     assert "log" not in problem or Path(project.folder / problem["log"]).is_file()
+
+
+def test_a_wrong_supplied_output_fails_also_beside_samples_without_outputs(project: Project, net: Net) -> None:
+    net(dims=(1, 3, 8, 8))
+    image = np.zeros((1, 3, 8, 8), np.float32)
+    np.savez(project.folder / "a.npz", x=image, y=np.full((1, 4, 8, 8), 777, np.float32))
+    np.savez(project.folder / "b.npz", x=image)
+    (project.folder / "net.yaml").write_text("samples: [a.npz, b.npz]\n")
+    answer = project.build("net.onnx", "--target", "cpu")
+    assert answer.code == 1
+    assert answer.builds["cpu"]["status"] == "failed"
+
+
+def test_an_output_folder_that_cannot_be_written_shows_before_building(project: Project, net: Net) -> None:
+    net()
+    (project.folder / "artifacts").mkdir()
+    (project.folder / "artifacts/net").write_text("a file")
+    answer = project.build("net.onnx", "--target", "cpu")
+    assert answer.code == 4
+    assert "EF400" in answer.err
+    assert "build on" not in answer.err
+
+
+def test_samples_that_are_no_files_are_refused_without_reading_them(project: Project, net: Net) -> None:
+    net()
+    for named in ("/dev/zero", "**x", "n" * 300):
+        (project.folder / "net.yaml").write_text(f'samples: ["{named}"]\n')
+        answer = project.build("net.onnx", "--target", "cpu")
+        assert answer.code == 2, (named, answer.err)
+        assert "EF210" in answer.err
+
+
+def test_a_new_tag_renames_a_reused_engine(project: Project, net: Net) -> None:
+    net()
+    (project.folder / "targets").mkdir()
+    target = project.folder / "targets/mine.yaml"
+    target.write_text("name: mine\ntag: old\nextends: cpu\n")
+    assert project.build("net.onnx", "--target", "mine").code == 0
+    assert project.engines() == ["net_v1_old.onnx"]
+    target.write_text("name: mine\ntag: new\nextends: cpu\n")
+    assert project.build("net.onnx", "--target", "mine").code == 0
+    assert project.engines() == ["net_v1_new.onnx"]
+    assert project.record("mine")["tag"] == "new"

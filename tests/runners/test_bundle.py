@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
+import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ from typing import Any
 import pytest
 
 from orchestrator import __version__
+from orchestrator.errors import DISK, EnginefarmError
 from orchestrator.portable.worker.steps import STEPS
 from orchestrator.runners import bundle
 
@@ -168,3 +172,34 @@ def test_the_wheels_hook_adds_the_worker(tmp_path: Path) -> None:
         untouched: dict[str, Any] = {"force_include": {}}
         hook(target).initialize(version, untouched)
         assert untouched == {"force_include": {}}
+
+
+def test_a_cache_that_cannot_be_written_is_replaced_by_a_folder_of_the_process(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "tmp").mkdir()
+    code = (
+        "from pathlib import Path\n"
+        "from orchestrator.runners import bundle\n"
+        "bundle.SHIPPED = Path('none')\n"
+        "path = bundle.worker_pyz()\n"
+        "assert bundle.worker_pyz() == path\n"
+        "assert path.read_bytes() == bundle.pyz_bytes()\n"
+        "print(path)\n"
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "file"), "HOME": str(tmp_path / "file"), "TMPDIR": str(tmp_path / "tmp")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert Path(done.stdout.strip()).is_relative_to(tmp_path / "tmp")
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_no_folder_for_the_worker_is_a_disk_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for name in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "file"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
+    monkeypatch.setattr(bundle, "SHIPPED", tmp_path / "none")
+    monkeypatch.setattr(bundle, "_private", None)
+    with pytest.raises(EnginefarmError) as caught:
+        bundle.worker_pyz()
+    assert caught.value.kind is DISK
+    assert str(tmp_path / "file") in caught.value.what

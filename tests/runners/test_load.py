@@ -148,3 +148,12 @@ def test_a_broken_runner_is_listed_with_the_reason_beside_the_others_and_fails_t
     assert done.exception.kind is errors.RUNNER_BROKEN
     assert "does not work: runner bad cannot be asked what it is" in done.stdout
     assert "good  process" in done.stdout
+
+
+def test_a_null_is_as_good_as_no_line(tmp_path: Path) -> None:
+    path = tmp_path / "runners.yaml"
+    path.write_text("runners:\n  here:\n    python: null\n    slots: null\n")
+    (runner,) = load_runners(path)
+    assert isinstance(runner, ProcessRunner)
+    assert runner.python == sys.executable
+    assert runner.slots >= 1

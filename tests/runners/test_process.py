@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -16,6 +17,7 @@ import pytest
 
 from orchestrator import errors
 from orchestrator.errors import EnginefarmError
+from orchestrator.portable.worker.main import EXIT_WRITTEN
 from orchestrator.runners import process
 from orchestrator.runners.base import Cancel, Cancelled, Step, StepResult
 from orchestrator.runners.process import ProcessRunner
@@ -434,3 +436,15 @@ def test_a_killed_orchestrator_takes_its_worker_with_it(tmp_path: Path) -> None:
         parent.wait()
 
     assert gone_soon(worker)
+
+
+@pytest.mark.parametrize("end", ["os._exit(120)", f"os._exit({EXIT_WRITTEN})", "answer(ok=False, error={})"])
+def test_no_result_on_a_full_disk_is_told_as_that(
+    end: str, misbehave: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    misbehave(f"{end}\n")
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(process.shutil, "disk_usage", lambda _: usage._replace(free=4096))
+    error = fail(Step(request=PROBE), tmp_path / "step")
+    assert error.kind is errors.DISK
+    assert str(tmp_path) in str(error.fix)

@@ -11,7 +11,8 @@ from hypothesis.extra import numpy as hnp
 
 from orchestrator.matrix.schema import Tolerance
 from orchestrator.verdict import compare as module
-from orchestrator.verdict.compare import compare, compare_sample, default_tolerance
+from orchestrator.verdict.compare import compare, compare_sample, default_tolerance, effective_precision
+from orchestrator.verdict.judge import judge
 
 TOLERANCE = Tolerance(rtol=1e-3, atol=1e-4)
 
@@ -244,3 +245,37 @@ def test_every_precision_has_a_tolerance_and_lower_precision_a_wider_one():
     assert default_tolerance("fp32") == Tolerance(rtol=1e-3, atol=1e-4)
     with pytest.raises(KeyError):
         default_tolerance("fp4")
+
+
+@pytest.mark.parametrize(
+    ("precision", "weights", "qdq", "expected"),
+    [
+        ("fp32", {"float32": 3, "int64": 9}, False, "fp32"),
+        ("fp32", {}, False, "fp32"),
+        ("fp32", {"float16": 3}, False, "fp16"),
+        ("fp32", {"float16": 9, "float32": 1}, False, "fp16"),  # the scales of a Resize
+        ("fp32", {"float16": 1, "float32": 9}, False, "fp32"),
+        ("fp32", {"bfloat16": 3}, False, "bf16"),
+        ("fp16", {"bfloat16": 3}, False, "bf16"),
+        ("bf16", {"float16": 3}, False, "bf16"),
+        ("fp16", {"float32": 3}, False, "fp16"),
+        ("fp32", {"float32": 3, "int8": 2}, True, "int8"),
+        ("fp16", {"float16": 3, "int8": 2}, True, "int8"),
+        ("fp8", {"float32": 3}, True, "fp8"),
+        ("fp32", {"float32": 3, "float8_e4m3fn": 2}, True, "fp8"),
+    ],
+)
+def test_the_tolerance_follows_the_coarser_of_target_and_model(precision, weights, qdq, expected):
+    assert effective_precision(precision, weight_dtypes=weights, has_qdq=qdq) == expected
+    assert default_tolerance(expected).rtol >= default_tolerance(precision).rtol
+
+
+def test_two_outputs_of_which_one_is_only_nan_do_not_pass(tensor):
+    x, nan = np.ones(4, "float32"), np.full(4, np.nan, "float32")
+    figures = compare(
+        [("s", [tensor("y", nan), tensor("g", -x)])],
+        [("s", [tensor("y", nan), tensor("g", -x)])],
+        TOLERANCE,
+    )
+    verdict = judge(figures, reference="onnx.reference", device="CPU")
+    assert (verdict.status, verdict.reason) == ("unvalidated", "output y was not compared: it has no finite value")

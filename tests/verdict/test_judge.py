@@ -76,3 +76,12 @@ def test_exact_outputs_are_described_without_a_tolerance():
 def test_notes_are_part_of_the_description():
     shape = OutputFigures(name="boxes", ok=False, note="shape [3, 4], reference [2, 4]")
     assert describe(shape, TOLERANCE) == "output boxes: shape [3, 4], reference [2, 4]"
+
+
+@pytest.mark.parametrize(("elements", "why"), [(4, "it has no finite value"), (0, "it is empty")])
+def test_every_output_must_have_been_compared_on_something(elements, why):
+    blind = OutputFigures(name="z", elements=elements)
+    verdict = judge([GOOD, blind], reference="supplied", device="CPU")
+    assert (verdict.status, verdict.reason) == ("unvalidated", f"output z was not compared: {why}")
+    two = judge([blind, GOOD, blind.model_copy(update={"name": "v"})], reference="same-runtime", device="CPU")
+    assert (two.status, two.reason) == ("unvalidated", f"output z was not compared: {why} (and 1 more of 3 outputs)")

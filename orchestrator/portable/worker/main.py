@@ -122,8 +122,9 @@ def _limit_memory(limit: Optional[int]) -> None:
         import resource
 
         kinds = [resource.RLIMIT_DATA] if sys.platform == "linux" else [resource.RLIMIT_AS, resource.RLIMIT_DATA]
+        most = min(limit, sys.maxsize)  # a C long; more than any machine has is no limit
         for kind in kinds:
-            resource.setrlimit(kind, (limit, limit))
+            resource.setrlimit(kind, (most, most))
     except (ImportError, ValueError, OSError) as error:  # macOS refuses some; the runner's own limits remain
         sys.stderr.write("memory limit not set: {}\n".format(error))
 

@@ -27,7 +27,7 @@ def test_two_runs_take_turns_at_one_gpu(lane: Any, farm_engines: Engines, save_m
     lanes = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        save_model(tmp_path / name / "net.onnx", seconds=3)
+        save_model(tmp_path / name / "net.onnx", seconds=2)
         lanes.append(replace(lane, folder=tmp_path / name, runners={}).runner("rack", engine, has="8.0"))
     runs = [one.start_build(targets=(TARGET,)) for one in lanes]
     assert [run.end().code for run in runs] == [0, 0], runs[0].said + runs[1].said
@@ -40,7 +40,7 @@ def test_two_runs_take_turns_at_one_gpu(lane: Any, farm_engines: Engines, save_m
 
 def test_a_killed_run_leaves_nothing_that_the_next_does_not_clear(lane: Any, farm_engines: Engines, save_model: Save) -> None:
     engine = farm_engines("first")
-    save_model(lane.folder / "net.onnx", seconds=4)
+    save_model(lane.folder / "net.onnx", seconds=3)
     lane.runner("rack", engine, has="8.0")
     run = lane.start_build(targets=(TARGET,))
     run.building(TARGET)

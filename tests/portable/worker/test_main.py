@@ -196,3 +196,8 @@ def test_every_kind_in_the_sources_is_one_of_the_protocol() -> None:
 
     assert {"bad-request", "build-failed", "no-device"} <= used
     assert used <= set(ERROR_KINDS)
+
+
+def test_a_memory_limit_beyond_a_c_long_limits_nothing(pyz: Path, tmp_path: Path) -> None:
+    limits = {"memory_bytes": 99999999 << 40}
+    assert answer(pyz, tmp_path, {"schema": "enginefarm.request/1", "step": "probe", "nonce": "n", "limits": limits})["ok"] is True
