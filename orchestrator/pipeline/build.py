@@ -119,9 +119,11 @@ class BuildJob:
         with contextlib.suppress(OSError):
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
-        kind = errors.DISK if isinstance(error, OSError) else errors.BUILD_BUG
+        kind, fix = errors.BUILD_BUG, "the log holds the traceback: report it"
+        if isinstance(error, OSError):
+            kind, fix = errors.DISK, "check the free space and the rights of the project's folder"
         what = f"{type(error).__name__}: {error}"
-        return EnginefarmError(kind, what, where=Where(target=self.target.name), log=str(log), fix="the log holds the traceback: report it")
+        return EnginefarmError(kind, what, where=Where(target=self.target.name), log=str(log), fix=fix)
 
     def _no_runner(self) -> EnginefarmError | None:
         placement = self.build.placement

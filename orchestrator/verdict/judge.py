@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.artifacts.manifest import INDEPENDENT, OutputFigures, ReferenceKind, Status, Verdict
 from orchestrator.matrix.schema import Tolerance
 
-JUDGE = "enginefarm.judge/1"
+JUDGE = "enginefarm.judge/2"
 """Name of the rules of this file and of compare.py; a change of what they say of the same outputs changes it."""
 
 _CALLED = {
