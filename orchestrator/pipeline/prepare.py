@@ -182,7 +182,13 @@ def _prepare_build(options: BuildOptions, model: PreparedModel, row: EffectiveTa
         return PreparedBuild(model, row, {}, NOWHERE, refusal=error), ()
     source = str(model.config.path) if model.config else str(model.model.path)
     profiles, notes = resolve_profiles(model.model, effective.target.shapes, source=source)
-    return PreparedBuild(model, effective, profiles, farm.place(effective.target)), notes
+    try:
+        return PreparedBuild(model, effective, profiles, farm.place(effective.target)), notes
+    except EnginefarmError as error:
+        # an image that cannot be had is no reason against the other targets, when what can be built is asked for
+        if not options.available:
+            raise
+        return PreparedBuild(model, effective, profiles, NOWHERE, refusal=error), notes
 
 
 def strongly_typed(target: Target) -> bool:
