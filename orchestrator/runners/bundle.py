@@ -31,6 +31,7 @@ _MAIN = f"import sys\n\nfrom {_PACKAGE}.worker.main import main\n\nsys.exit(main
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip file can hold
 _SUFFIXES = (".py", ".json")
 _PRIVATE_LOCK = threading.Lock()
+_PARSING = threading.Lock()
 _private: Path | None = None
 
 
@@ -89,8 +90,10 @@ def step_modules_digest(step: str, backend: str) -> str:
     """
     module, _ = STEPS[(step, backend)]
     files: set[Path] = set()
-    for start in ("worker/main.py", module.replace(".", "/") + ".py"):
-        _follow(PORTABLE / start, files)
+    # builds run in threads, and the ast module of CPython 3.11 is not safe in several at once (python/cpython issue 106905)
+    with _PARSING:
+        for start in ("worker/main.py", module.replace(".", "/") + ".py"):
+            _follow(PORTABLE / start, files)
     digest = hashlib.sha256()
     for path in sorted(files):
         content = path.read_bytes()

@@ -203,3 +203,13 @@ def test_no_folder_for_the_worker_is_a_disk_error(tmp_path: Path, monkeypatch: p
         bundle.worker_pyz()
     assert caught.value.kind is DISK
     assert str(tmp_path / "file") in caught.value.what
+
+
+def test_the_digest_of_a_step_can_be_asked_for_from_many_threads_at_once():
+    from concurrent.futures import ThreadPoolExecutor
+
+    bundle.step_modules_digest.cache_clear()
+    steps = [("build", backend) for backend in ("tensorrt", "tensorrt-rtx", "onnxruntime")] * 8
+    with ThreadPoolExecutor(len(steps)) as pool:
+        digests = list(pool.map(lambda step: bundle.step_modules_digest(*step), steps))
+    assert len(set(digests)) == 3
