@@ -11,7 +11,7 @@ from ..worker.errors import StepError, quoted
 from ..worker.events import Events
 from ..worker.files import inside
 from .trt_common import clean, failure, import_rtx, make_logger, telling
-from .trt_network import add_profiles, parse, set_flag, signature, watch, write_plan
+from .trt_network import add_profiles, built, parse, set_flag, watch
 
 # the builder's words -> what a compute capability refuses, and what to do
 _REFUSALS = (
@@ -39,17 +39,10 @@ def build(request: Dict[str, Any], folder: str, events: Events) -> Dict[str, Any
     plan, errors = _compile(trt, builder, network, logger, options, capabilities, events)
     if plan is None:
         raise _diagnose(trt, builder, network, options, capabilities, errors, logger, events)
-    seconds = time.time() - started
-    events.phase("writing")
-    engine = write_plan(folder, request["engine"], plan)
+    answer = built(trt, network, plan, started, request, folder, events)
+    answer["details"]["compute_capability"] = capabilities
     del parser  # the network borrows from it until here
-    return {
-        "engine": engine,
-        "backend_version": trt.__version__,
-        "io": signature(network),
-        "build_seconds": round(seconds, 3),
-        "details": {"compute_capability": capabilities, "layers": network.num_layers},
-    }
+    return answer
 
 
 def _refuse_unsupported(options: Dict[str, Any]) -> None:

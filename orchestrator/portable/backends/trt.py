@@ -11,7 +11,7 @@ from ..worker.events import Events
 from ..worker.files import inside
 from .cuda import Cuda
 from .trt_common import enum_name, failure, import_tensorrt, load_plugins, make_logger
-from .trt_network import add_profiles, parse, set_flag, signature, watch, write_plan
+from .trt_network import add_profiles, built, parse, set_flag, watch
 
 _PRECISION_FLAGS = {"fp16": "FP16", "bf16": "BF16", "int8": "INT8", "fp8": "FP8"}
 _QUANTIZED = ("int8", "fp8")
@@ -34,17 +34,10 @@ def build(request: Dict[str, Any], folder: str, events: Events) -> Dict[str, Any
     plan = _build(builder, network, config)
     if plan is None:
         raise failure("build-failed", "the builder gave no engine", logger.errors)
-    seconds = time.time() - started
-    events.phase("writing")
-    engine = write_plan(folder, request["engine"], plan)
+    answer = built(trt, network, plan, started, request, folder, events)
+    answer["details"]["device"] = device
     del parser  # the network borrows from it until here
-    return {
-        "engine": engine,
-        "backend_version": trt.__version__,
-        "io": signature(network),
-        "build_seconds": round(seconds, 3),
-        "details": {"device": device, "layers": network.num_layers},
-    }
+    return answer
 
 
 def make_builder(trt: Any, logger: Any) -> Any:

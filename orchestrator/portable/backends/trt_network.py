@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 from typing import Any, Dict, List
 
 from ..worker.errors import StepError, printable, quoted
@@ -173,3 +174,16 @@ def write_plan(folder: str, file: str, plan: Any) -> Dict[str, Any]:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     size, digest = write_whole(path, chunks_of(plan))
     return {"file": file, "size_bytes": size, "sha256": digest}
+
+
+def built(trt: Any, network: Any, plan: Any, started: float, request: Dict[str, Any], folder: str, events: Any) -> Dict[str, Any]:
+    """Write ``plan`` and answer the build request; ``started`` is time.time() when the builder began. ``details`` holds the layers."""
+    seconds = time.time() - started
+    events.phase("writing")
+    return {
+        "engine": write_plan(folder, request["engine"], plan),
+        "backend_version": trt.__version__,
+        "io": signature(network),
+        "build_seconds": round(seconds, 3),
+        "details": {"layers": network.num_layers},
+    }
