@@ -165,6 +165,7 @@ NO_ENGINE = Kind("EF313", Exit.NO_RUNNER, "no engine of the manifest can be take
 DISK = Kind("EF400", Exit.INFRASTRUCTURE, "disk")
 RUNNER_BROKEN = Kind("EF401", Exit.INFRASTRUCTURE, "runner does not work")
 LOCKED = Kind("EF402", Exit.INFRASTRUCTURE, "another run holds a lock")
+HISTORY = Kind("EF403", Exit.INFRASTRUCTURE, "the history cannot be read")
 
 # EF41x: registries and images
 IMAGE_MISSING = Kind("EF410", Exit.USAGE, "the registry has no such image")
@@ -188,6 +189,13 @@ GPU_DEVICE = Kind("EF425", Exit.INFRASTRUCTURE, "a GPU's device node is missing"
 GPU_TAKEN = Kind("EF426", Exit.INFRASTRUCTURE, "another run took over the GPU")
 IMAGE_UNFIT = Kind("EF427", Exit.FAILED, "the image cannot run the worker")
 
+# EF43x: hosts that are reached over ssh
+SSH_UNREACHABLE = Kind("EF430", Exit.INFRASTRUCTURE, "the host does not answer over ssh")
+SSH_LOGIN = Kind("EF431", Exit.INFRASTRUCTURE, "the host refuses the login")
+SSH_HOST_KEY = Kind("EF432", Exit.INFRASTRUCTURE, "the host's key is not the one that is known")
+SSH_LOST = Kind("EF433", Exit.INFRASTRUCTURE, "the connection to the host broke")
+SSH_PYTHON = Kind("EF434", Exit.INFRASTRUCTURE, "the host has no Python that can run the worker")
+
 # EF5xx, EF6xx: generated files, verification
 GENERATED_STALE = Kind("EF500", Exit.STALE, "generated file is stale")
 IMAGE_NOT_LOCKED = Kind("EF501", Exit.STALE, "image is not locked")
@@ -197,3 +205,4 @@ MANIFEST_UNREADABLE = Kind("EF602", Exit.REFUSED, "manifest cannot be used")
 IMAGE_NOT_ALLOWED = Kind("EF603", Exit.REFUSED, "registry is not on the allow-list")
 IMAGE_DIGEST = Kind("EF604", Exit.REFUSED, "image is not what its digest says")
 ENGINE_MISNAMED = Kind("EF605", Exit.REFUSED, "engine is not what its name says")
+SIGNATURE_REFUSED = Kind("EF606", Exit.REFUSED, "manifest is not signed by a trusted key")

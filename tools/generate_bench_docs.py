@@ -1,4 +1,7 @@
-"""Writes docs/bench.md from bench/results/*.json; `--check` writes nothing and exits 5 when it is stale."""
+"""Writes docs/bench.md from bench/results/*.json; `--check` writes nothing and exits 5 when it is stale.
+
+The page's parts on the farm and on start-up are bench_docs_farm.py and bench_docs_startup.py.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from bench_docs_farm import farm_part, is_farm
+from bench_docs_startup import startup_part
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -104,8 +111,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit 5 when the page is stale")
     check = parser.parse_args().check
-    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    every = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    results = [result for result in every if result["schema"] == "enginefarm.bench/1"]
     text = render(results) if results else HEAD + "\nNo results yet: run `make bench`.\n"
+    text += farm_part([result for result in every if is_farm(result)]) + startup_part(every)
     if check:
         fresh = DOCUMENT.is_file() and DOCUMENT.read_text() == text
         if not fresh:

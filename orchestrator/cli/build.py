@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -13,6 +14,10 @@ from orchestrator.cli.image_options import Allow, Mirror
 
 if TYPE_CHECKING:
     from orchestrator.pipeline.options import BuildOptions
+
+
+WORK_TO_DO = 10  # Exit code of `plan --exit-code`
+_ONLY_RUNNING = ("exit_first", "maxfail", "dry_run", "quiet", "verbose", "progress")
 
 
 def _env(name: str) -> str:
@@ -55,16 +60,23 @@ def build_command(
     ] = None,
     force: Annotated[bool, typer.Option("--force", envvar=_env("FORCE"), help="Build again what is up to date.")] = False,
     no_validate: Annotated[bool, typer.Option("--no-validate", envvar=_env("NO_VALIDATE"), help="Skip the validate steps.")] = False,
+    last_failed: Annotated[
+        bool, typer.Option("--last-failed", "--lf", envvar=_env("LAST_FAILED"), help="Only what failed or was cut short last time.")
+    ] = False,
     exit_first: Annotated[
         bool, typer.Option("--exitfirst/--keep-going", "-x", envvar=_env("EXITFIRST"), help="Stop at the first failure, or go on.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; build nothing.")] = False,
+    maxfail: Annotated[int | None, typer.Option("--maxfail", envvar=_env("MAXFAIL"), min=1, help="Stop after so many failures.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done (enginefarm plan); build nothing.")] = False,
     memory: Annotated[str | None, typer.Option("--memory", envvar=_env("MEMORY"), help='Memory limit of each step, e.g. "8 GiB".')] = None,
     build_timeout: Annotated[
         float | None, typer.Option("--build-timeout", envvar=_env("BUILD_TIMEOUT"), min=0.1, help="Seconds a build step may take.")
     ] = None,
     validate_timeout: Annotated[
         float | None, typer.Option("--validate-timeout", envvar=_env("VALIDATE_TIMEOUT"), min=0.1, help="Seconds a validate step may take.")
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option("--cache", envvar=_env("CACHE"), help="Folder of the cache. Default: .enginefarm/cache, in the project.")
     ] = None,
     runners: Annotated[Path | None, typer.Option("--runners", envvar=_env("RUNNERS"), help="runners.yaml to use.")] = None,
     python: Annotated[str | None, typer.Option("--python", envvar=_env("PYTHON"), help="Interpreter of the local runner.")] = None,
@@ -86,50 +98,76 @@ def build_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")] = False,
 ) -> None:
     """Build engines of ONNX models for the targets of the matrix, and check them."""
+    given = dict(locals())
+    options = _options(ctx, given)
+    if dry_run:
+        _plan(options, as_json)
+    else:
+        code = _run(options, progress, verbose - quiet, as_json)
+        raise typer.Exit(code)
+
+
+def plan_command(ctx: typer.Context, **given: Any) -> None:
+    """Say what a build would do and why: which input changed, where it would run, how long it takes, what has to be pulled."""
+    options = _options(ctx, given)
+    work = _plan(options, given["as_json"])
+    if given["exit_code"] and work:
+        raise typer.Exit(WORK_TO_DO)
+
+
+def _plan_signature() -> inspect.Signature:
+    """The parameters of a build, but for those that only matter while something runs, and ``--exit-code``."""
+    signature = inspect.signature(build_command, eval_str=True)  # Typer looks for Annotated there
+    kept = [parameter for name, parameter in signature.parameters.items() if name not in _ONLY_RUNNING]
+    option = typer.Option("--exit-code", help=f"Exit with {WORK_TO_DO} when there is something to do.")
+    annotation = Annotated[bool, option]
+    extra = inspect.Parameter("exit_code", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
+    return signature.replace(parameters=[*kept, extra])
+
+
+def _options(ctx: typer.Context, given: dict[str, Any]) -> BuildOptions:
     from orchestrator.cli.settings import load_settings
     from orchestrator.cli.values import PROGRESS, check_choice, parse_shapes, parse_size
     from orchestrator.matrix.schema import PRECISIONS
     from orchestrator.pipeline.options import BuildOptions
     from orchestrator.pipeline.prepare import in_ci
 
-    check_choice("--progress", progress, PROGRESS)
-    check_choice("--precision", precision, PRECISIONS)
+    check_choice("--progress", given.get("progress", "auto"), PROGRESS)
+    check_choice("--precision", given["precision"], PRECISIONS)
     settings = load_settings(Path.cwd())
     home = _home(settings.project)
-    options = BuildOptions(
+    state = home / ".enginefarm"
+    return BuildOptions(
         project=settings.project,
         model_folders=tuple(Path(name) for name in settings.default_map["build"].get("models", ()) if Path(name).is_dir()),
-        models=tuple(models),
-        targets=tuple(target),
-        output=output or home / "artifacts",
-        state=home / ".enginefarm",
-        available=available,
-        allow_unvalidated=allow_unvalidated,
-        version=model_version,
-        name=name,
-        shapes=parse_shapes(shape),
-        precision=precision,
-        jobs=jobs or default_jobs(),
-        force=force,
-        validate=not no_validate,
-        exit_first=exit_first,
-        memory=parse_size("--memory", memory),
-        build_timeout=build_timeout,
-        validate_timeout=validate_timeout,
-        runners=runners,
-        python=python,
-        locked=locked,
-        offline=offline,
-        allow=tuple(allow or ()),
-        mirrors=tuple(mirror or ()),
+        models=tuple(given["models"]),
+        targets=tuple(given["target"]),
+        output=given["output"] or home / "artifacts",
+        state=state,
+        cache=given["cache"] or state / "cache",
+        available=given["available"],
+        allow_unvalidated=given["allow_unvalidated"],
+        version=given["model_version"],
+        name=given["name"],
+        shapes=parse_shapes(given["shape"]),
+        precision=given["precision"],
+        jobs=given["jobs"] or default_jobs(),
+        force=given["force"],
+        validate=not given["no_validate"],
+        max_failures=1 if given.get("exit_first") else given.get("maxfail"),
+        last_failed=given["last_failed"],
+        memory=parse_size("--memory", given["memory"]),
+        build_timeout=given["build_timeout"],
+        validate_timeout=given["validate_timeout"],
+        runners=given["runners"],
+        python=given["python"],
+        locked=given["locked"],
+        offline=given["offline"],
+        allow=tuple(given["allow"] or ()),
+        mirrors=tuple(given["mirror"] or ()),
         ci=in_ci(),
         weak=_from_settings(ctx, {"target": "targets", "precision": "precision", "shape": "shapes"}),
     )
-    if dry_run:
-        _plan(options, as_json)
-    else:
-        code = _run(options, progress, verbose - quiet, as_json)
-        raise typer.Exit(code)
 
 
 def _home(project: Path) -> Path:
@@ -179,20 +217,22 @@ def _width() -> int | None:
     return os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
 
 
-def _plan(options: BuildOptions, as_json: bool) -> None:
+def _plan(options: BuildOptions, as_json: bool) -> bool:
+    """Print the plan; whether there is something to do."""
     import json
 
     from orchestrator.events import Bus
-    from orchestrator.pipeline.run import plan_build
+    from orchestrator.pipeline.plan import make_plan
     from orchestrator.report.lines import Lines
-    from orchestrator.report.text import columns, safe
+    from orchestrator.report.plan import plan_lines
 
-    lines = plan_build(options, Bus(Lines(sys.stderr)))
+    plan = make_plan(options, Bus(Lines(sys.stderr)))
     if as_json:
-        value = {"schema": "enginefarm.plan/0", "builds": [line.as_dict() for line in lines]}
-        sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-        return
-    rows = [(safe(f"{line.model} v{line.version}"), line.target, line.action, safe(line.why)) for line in lines]
-    sys.stdout.write("".join(line + "\n" for line in columns(rows)))
-    planned = sum(line.action == "build" for line in lines)
-    sys.stdout.write(f"{planned} to build, {len(lines) - planned} skipped\n")
+        sys.stdout.write(json.dumps(plan.as_dict(), indent=2, ensure_ascii=False) + "\n")
+    else:
+        sys.stdout.write("".join(line + "\n" for line in plan_lines(plan, _width())))
+    return plan.work
+
+
+plan_command.__signature__ = _plan_signature()  # type: ignore[attr-defined]
+plan_command.__annotations__ = {name: parameter.annotation for name, parameter in _plan_signature().parameters.items()}

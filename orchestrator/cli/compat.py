@@ -28,6 +28,9 @@ def compat_command(
     ] = False,
     soak: Annotated[float, typer.Option("--soak", min=0.0, help="Seconds that --try keeps an engine running.")] = 2.0,
     timeout: Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds that one trial may take.")] = 300.0,
+    logs: Annotated[Path, typer.Option("--logs", metavar="DIR", help="Where --try keeps what an engine that did not run has said.")] = Path(
+        ".enginefarm/compat"
+    ),
     runners: Annotated[Path | None, typer.Option("--runners", envvar="ENGINEFARM_RUNNERS", help="runners.yaml to use.")] = None,
     python: Annotated[
         str | None, typer.Option("--python", envvar="ENGINEFARM_PYTHON", help="Interpreter of this machine's runner.")
@@ -48,7 +51,7 @@ def compat_command(
     targets = {name: effective.target for name, effective in project_matrix().targets.items()}
     subjects = engines_from(engines, targets.values())
     places = hosts_from(on or ["this"], targets, lambda: _runners(runners, python), lambda: _local(python))
-    trials = _try(subjects, places, soak, timeout) if really else None
+    trials = _try(subjects, places, logs, soak, timeout) if really else None
     found = grid(subjects, places, trials)
     if html is not None:
         from orchestrator.portable.worker.files import write_whole
@@ -100,7 +103,9 @@ def _local(python: str | None) -> Runner:
 _LOCAL: dict[str, Runner] = {}
 
 
-def _try(engines: Sequence[EngineSubject], hosts: Sequence[HostSubject], soak: float, timeout: float) -> dict[tuple[str, str], Trial]:
+def _try(
+    engines: Sequence[EngineSubject], hosts: Sequence[HostSubject], logs: Path, soak: float, timeout: float
+) -> dict[tuple[str, str], Trial]:
     """Trials of every engine on every host that is a runner."""
     from orchestrator.cli.screen import stop_on_signals
     from orchestrator.errors import USAGE, EnginefarmError
@@ -117,7 +122,7 @@ def _try(engines: Sequence[EngineSubject], hosts: Sequence[HostSubject], soak: f
             for engine in engines if host.runner else ():
                 verdict = judge_pair(engine, host)["verdict"]
                 try:
-                    trial = try_engine(engine, _given(host), verdict, cancel, soak_seconds=soak, timeout_seconds=timeout)
+                    trial = try_engine(engine, _given(host), verdict, cancel, logs=logs, soak_seconds=soak, timeout_seconds=timeout)
                 except Cancelled:
                     raise typer.Exit(128 + (cancel.stopped_by or 2)) from None
                 except EnginefarmError as error:

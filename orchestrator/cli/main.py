@@ -13,14 +13,18 @@ from orchestrator.cli import (
     compat,
     doctor,
     explain,
+    history,
     images,
     init,
     inspect,
+    logs,
     policy,
     repro,
     runners,
+    runs,
     runtime,
     select,
+    sign,
     targets,
     targets_lock,
 )
@@ -58,7 +62,7 @@ def main(
 ) -> None:
     """Build, check and name TensorRT engines: one ONNX model, one engine per GPU target."""
     REPORTER.debug = debug
-    if ctx.invoked_subcommand == "build":
+    if ctx.invoked_subcommand in ("build", "plan"):
         from orchestrator.cli.settings import load_settings
 
         ctx.default_map = load_settings(Path.cwd()).default_map
@@ -67,12 +71,19 @@ def main(
 REPORTER = Reporter()
 
 app.command("build")(build.build_command)
+app.command("plan")(build.plan_command)
 app.command("inspect")(inspect.inspect_command)
 app.command("repro")(repro.repro_command)
 app.command("compat")(compat.compat_command)
 app.command("doctor")(doctor.doctor_command)
 app.command("select")(select.select_command)
+app.command("keygen")(sign.keygen_command)
+app.command("sign")(sign.sign_command)
+app.command("verify")(sign.verify_command)
 app.command("explain")(explain.explain_command)
+app.command("runs")(runs.runs_command)
+app.command("logs")(logs.logs_command)
+app.command("history")(history.history_command)
 app.command("init")(init.init_command)
 targets.app.command("lock")(targets_lock.lock_command)
 app.add_typer(targets.app, name="targets")

@@ -145,11 +145,28 @@ def _manifest(checker: Checker, path: Path) -> None:
         raise EnginefarmError(EMPTY_SELECTION, "no manifest in this folder", where=Where(file=str(path)), fix="give a <model>_v<N>.json")
     for file in map(follow_latest, files):
         manifest = read_manifest(file)
+        unsigned = _unsigned(checker, file)
         text = file.read_text(encoding="utf-8")
         for record in manifest.engines:
             name = f"{record.target} of {manifest.model.name} v{manifest.model.version}"
             place = record_places(text, display(file), record.target)
-            checker.engine(name, record.model_dump(mode="json"), manifest.created_at, place)
+            checker.engine(name, record.model_dump(mode="json"), manifest.created_at, place, unsigned=unsigned)
+
+
+def _unsigned(checker: Checker, manifest: Path) -> str | None:
+    """What is wrong with a manifest's signature; None when a trusted key signed it, or when the policy does not ask."""
+    from orchestrator.errors import SIGNATURE_REFUSED, EnginefarmError
+    from orchestrator.publish.signing import opened_manifest, signed_by
+
+    if not checker.rules.signature:
+        return None
+    try:
+        signed_by(opened_manifest(manifest), checker.policy.keys)
+    except EnginefarmError as error:
+        if error.kind is not SIGNATURE_REFUSED:
+            raise
+        return error.why or error.what
+    return None
 
 
 def _runners(checker: Checker, file: Path | None) -> None:

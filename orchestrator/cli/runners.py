@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 if TYPE_CHECKING:
     from orchestrator.runners.base import Host, Runner
+    from orchestrator.runners.docker import DockerRunner
+    from orchestrator.runners.ssh import SshRunner
 
 app = typer.Typer(help="List, probe and clean the runners: platform, GPUs, backends.")
 
@@ -55,30 +57,23 @@ def clean_command(
     names: _Names = None,
     runners: _File = None,
     images: Annotated[bool, typer.Option("--images", help="Also images that enginefarm made or pulled.")] = False,
-    volumes: Annotated[bool, typer.Option("--volumes", help="Also models that were kept for the next run.")] = False,
+    volumes: Annotated[bool, typer.Option("--volumes", help="Also models and files that were kept for the next run.")] = False,
     keep: Annotated[str | None, typer.Option("--keep", metavar="SIZE", help="Keep the newest of these up to SIZE, like 50 GiB.")] = None,
     as_json: _Json = False,
 ) -> None:
-    """Remove what enginefarm left on Docker engines, and nothing else. What a live run uses stays."""
+    """Remove what enginefarm left on Docker engines and hosts reached over ssh, and nothing else. What a live run uses stays."""
     from orchestrator.errors import EnginefarmError, raise_all
-    from orchestrator.runners.clean import clean
-    from orchestrator.runners.docker import DockerRunner
-    from orchestrator.runners.docker_errors import engine_errors
 
     kept = _size(keep)
     broken: list[EnginefarmError] = []
     rows: list[dict[str, Any]] = []
     for runner in _chosen(runners, None, names):
-        if not isinstance(runner, DockerRunner):
-            continue
         try:
-            with engine_errors(runner.name, "clean up"):
-                done = clean(runner.engine(), images=images, volumes=volumes, keep_bytes=kept)
+            row = _cleaned(runner, images, volumes, kept)
         except EnginefarmError as error:
             broken.append(error)
             continue
-        removed = {"containers": done.containers, "volumes": done.volumes, "images": done.images}
-        rows.append({"name": runner.name, "removed": removed, "bytes": done.bytes})
+        rows += [row] if row else []
     if as_json:
         _print_json({"schema": "enginefarm.cleaned/1", "runners": rows})
     else:
@@ -86,8 +81,24 @@ def clean_command(
             counts = ", ".join(f"{len(items)} {what}" for what, items in row["removed"].items())
             typer.echo(f"{row['name']}  removed {counts}; {row['bytes'] / 2**30:.1f} GiB")
         if not rows and not broken:
-            typer.echo("no Docker runner")
+            typer.echo("no Docker runner, and none over ssh")
     raise_all(broken)
+
+
+def _cleaned(runner: Runner, images: bool, volumes: bool, keep_bytes: int) -> dict[str, Any] | None:
+    """Clean one runner; gives what was removed, None for one that leaves nothing anywhere. Raises EnginefarmError."""
+    if runner.kind == "ssh":
+        found = cast("SshRunner", runner).clean(inputs=volumes, keep_bytes=keep_bytes)
+        return {"name": runner.name, "removed": {what: found[what] for what in ("steps", "inputs")}, "bytes": found["bytes"]}
+    if runner.kind != "docker":
+        return None
+    from orchestrator.runners.clean import clean
+    from orchestrator.runners.docker_errors import engine_errors
+
+    with engine_errors(runner.name, "clean up"):
+        done = clean(cast("DockerRunner", runner).engine(), images=images, volumes=volumes, keep_bytes=keep_bytes)
+    removed = {"containers": done.containers, "volumes": done.volumes, "images": done.images}
+    return {"name": runner.name, "removed": removed, "bytes": done.bytes}
 
 
 def _size(text: str | None) -> int:
@@ -139,14 +150,14 @@ def _list(runners: list[Runner], as_json: bool) -> None:
 
 
 def _held(runner: Runner) -> dict[str, str]:
-    """GPU uuid -> who holds it; only Docker engines know."""
+    """GPU uuid -> who holds it, where leases lie on an engine or host."""
+    if runner.kind == "ssh":
+        return cast("SshRunner", runner).holders()
     if runner.kind != "docker":
         return {}
-    from orchestrator.runners.docker import DockerRunner
     from orchestrator.runners.lease import holders
 
-    assert isinstance(runner, DockerRunner)  # noqa: S101  (the kind says so)
-    return holders(runner.engine())
+    return holders(cast("DockerRunner", runner).engine())
 
 
 def _print_json(value: dict[str, Any]) -> None:
@@ -184,7 +195,10 @@ def _describe(row: dict[str, Any]) -> list[str]:
 
 
 def _engine_lines(host: Host) -> list[str]:
-    """What only a Docker engine has."""
+    """What only a Docker engine or a host reached over ssh has."""
+    remote = host.get("remote")
+    if remote is not None:
+        return [f"  over ssh      {remote['address']}, {remote['free_disk_bytes'] / 2**30:.0f} GiB free in {remote['workdir']}"]
     engine = host.get("engine")
     if engine is None:
         return []

@@ -84,7 +84,7 @@ def _problems(manifest: Path) -> Iterator[None]:
     try:
         yield
     except LoadError as error:
-        from orchestrator.cli.select import as_problem
+        from orchestrator.publish.loader_errors import as_problem
 
         raise as_problem(error, manifest) from error
     except FileExistsError as error:

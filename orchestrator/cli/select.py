@@ -10,7 +10,6 @@ import typer
 if TYPE_CHECKING:
     from orchestrator.errors import EnginefarmError
     from orchestrator.portable.runtime.choice import Choice
-    from orchestrator.portable.runtime.errors import LoadError
 
 
 def select_command(
@@ -23,6 +22,10 @@ def select_command(
     require: Annotated[
         list[str] | None, typer.Option("--require", metavar="BACKEND", help="Take only this backend. Repeatable.", show_default=False)
     ] = None,
+    key: Annotated[
+        list[Path] | None,
+        typer.Option("--key", metavar="PUB", help="Public key that has to have signed the manifest. Repeatable.", show_default=False),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show which engine the loader takes, and why not the others. Files are checked, nothing is loaded."""
@@ -30,24 +33,18 @@ def select_command(
 
     from orchestrator.portable.runtime.api import select
     from orchestrator.portable.runtime.errors import LoadError
+    from orchestrator.publish.loader_errors import as_problem
+    from orchestrator.verdict.compat_subjects import read_host
 
-    host = _this_host() if on is None else _read_host(on)
+    host = _this_host() if on is None else read_host(on)
+    trusted = [str(path) for path in key] if key else None
     try:
-        choice = select(str(manifest), host, allow_unvalidated=allow_unvalidated, require=require)
+        choice = select(str(manifest), host, allow_unvalidated=allow_unvalidated, require=require, trusted=trusted)
     except LoadError as error:
         raise as_problem(error, manifest) from error
     typer.echo(json.dumps(choice.as_dict() | {"host": _host_line(host)}, indent=2, ensure_ascii=False) if as_json else _text(choice, host))
     if choice.chosen is None:
         raise _nothing(choice, manifest, allow_unvalidated)
-
-
-def as_problem(error: LoadError, manifest: Path) -> EnginefarmError:
-    """What the loader raises as an error of the command."""
-    from orchestrator.errors import MANIFEST_UNREADABLE, NO_ENGINE, USAGE, EnginefarmError, Where
-
-    kind = {"manifest": MANIFEST_UNREADABLE, "engine": NO_ENGINE, "usage": USAGE}[error.kind]
-    where = None if kind is USAGE else Where(file=str(manifest))
-    return EnginefarmError(kind, error.what, where=where, why=error.why, fix=error.fix)
 
 
 def _nothing(choice: Choice, manifest: Path, allow_unvalidated: bool) -> EnginefarmError:
@@ -64,27 +61,6 @@ def _this_host() -> dict[str, Any]:
     from orchestrator.portable.worker.probe import describe_host
 
     return describe_host()
-
-
-def _read_host(path: Path) -> dict[str, Any]:
-    import json
-
-    from orchestrator.errors import CONFIG_VALUE, EnginefarmError, Where
-    from orchestrator.portable.runtime.host import HOST_SCHEMA
-
-    fix = "write one on that machine: python3 worker.pyz probe > host.json"
-    try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise EnginefarmError(CONFIG_VALUE, "host description cannot be read", where=Where(file=str(path)), why=error.strerror) from error
-    except ValueError as error:
-        why = f"it is not JSON: {error}"
-        raise EnginefarmError(CONFIG_VALUE, "host description cannot be read", where=Where(file=str(path)), why=why, fix=fix) from error
-    described = content.get("host", content) if isinstance(content, dict) else {}
-    if not isinstance(described, dict) or described.get("schema") != HOST_SCHEMA:
-        why = f"it is no {HOST_SCHEMA}"
-        raise EnginefarmError(CONFIG_VALUE, "host description cannot be used", where=Where(file=str(path)), why=why, fix=fix)
-    return described
 
 
 def _host_line(host: dict[str, Any]) -> str:

@@ -48,6 +48,8 @@ SETTINGS = (
     Setting("output", "output", "path", "artifacts", "folder of the engines and manifests"),
     Setting("no_validate", "no_validate", "flag", "false", "skip the validate steps"),
     Setting("exitfirst", "exit_first", "flag", "false", "stop at the first failure"),
+    Setting("maxfail", "maxfail", "count", "3  # an example: by default the run goes on", "stop after so many failures"),
+    Setting("cache", "cache", "path", ".enginefarm/cache", "folder of the cache"),
     Setting("memory", "memory", "bytes", "8 GiB  # an example: by default targets say", "memory limit of each step"),
     Setting(
         "build_timeout", "build_timeout", "seconds", "7200  # an example: by default targets say", "seconds that a build step may take"
@@ -85,7 +87,8 @@ class Settings:
     @property
     def default_map(self) -> dict[str, Any]:
         """For a click context: defaults by command and parameter name. Environment and command line go before it."""
-        return {"build": {setting.param: self.values[setting.key] for setting in SETTINGS if setting.key in self.values}}
+        values = {setting.param: self.values[setting.key] for setting in SETTINGS if setting.key in self.values}
+        return {"build": values, "plan": values}
 
 
 def find_settings(start: Path) -> Path | None:

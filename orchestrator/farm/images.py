@@ -95,6 +95,17 @@ class ImageSource:
             self._credentials = Credentials()
         return self._credentials
 
+    def missing_bytes(self, client: Any, image: str, platform: str) -> int | None:
+        """Compressed bytes that an engine still has to pull for ``image``; None when nobody knows. Raises what the engine says."""
+        from orchestrator.images.pull import is_present
+
+        if "@sha256:" not in image:
+            return 0
+        entry = self._by_pinned.get(image)
+        if is_present(client, image, platform, policy=self._policy, image_id=entry.image_id if entry else None):
+            return 0
+        return entry.size_bytes if entry else None
+
     def ensure(self, client: Any, image: str, platform: str, on_event: Callable[[WorkerEvent], None], cancel: Cancel) -> str:
         """Id of ``image`` on an engine, pulled by its digest when it is not there (runners/docker.py: EnsureImage)."""
         from orchestrator.images.pull import PullCancelled, PullProgress, ensure

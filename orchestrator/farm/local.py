@@ -6,7 +6,6 @@ is pulled. While a run lives it also knows how many steps each runner has, and w
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,16 +13,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import EnginefarmError
+from orchestrator.farm.order import Ask, Weight
+from orchestrator.farm.turns import Queue, Turn
 from orchestrator.matrix.schema import Target
 from orchestrator.portable.facts import placement
 from orchestrator.portable.facts.images import jetpack_facts
-from orchestrator.runners.base import Cancel, Cancelled, Runner
+from orchestrator.runners.base import Cancel, Runner
 
 if TYPE_CHECKING:
     from orchestrator.farm.images import ImageSource
 
 FAILURES_ALLOWED = 2
-_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,8 @@ class Farm:
     def __init__(self, runners: Sequence[Runner], images: ImageSource | None = None) -> None:
         self.runners = tuple(runners)
         self.images = images
-        self._running: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()
-        self._changed = threading.Condition()
+        self._queue = Queue(self._slots, self._failures)
 
     def place(self, target: Target) -> Placement:
         """Every runner that can build and every runner that can validate ``target``."""
@@ -121,45 +120,49 @@ class Farm:
             return Spot(runner, getattr(runner, "probe_image", None), version)
         return Spot(runner, self.images.pin(target, host["platform"]).pinned, version)
 
+    def pull_bytes(self, spot: Spot) -> int | None:
+        """Compressed bytes that the spot's runner still has to pull; None where no container runs, or when nobody knows."""
+        engine = getattr(spot.runner, "engine", None)
+        if spot.image is None or self.images is None or engine is None:
+            return None
+        try:
+            return self.images.missing_bytes(engine().client, spot.image, spot.runner.host()["platform"])
+        except EnginefarmError:
+            return None
+
+    def _slots(self, name: str) -> int:
+        return next(runner.slots for runner in self.runners if runner.name == name)
+
+    def line_up(self, builds: Sequence[tuple[Sequence[Spot], Weight]], at_once: int) -> list[Turn]:
+        """A turn for each build, at most ``at_once`` of which work at a time; one that waits for a runner does not count.
+
+        Told all at once, so that a runner that some builds cannot do without is left to them. Each goes by ``Turn.run`` in its own thread;
+        start the threads of the heaviest first.
+        """
+        return self._queue.line_up([Ask(weight, _names(spots)) for spots, weight in builds], at_once)
+
     @contextmanager
     def slot(self, spots: Sequence[Spot], cancel: Cancel) -> Iterator[Spot]:
-        """Take a slot on the least busy of ``spots`` that has one; waits for it. Raises Cancelled, and the last failure's reason never."""
-        spot = self._take(spots, cancel)
-        try:
-            yield spot
-        finally:
-            with self._changed:
-                self._running[spot.runner.name] -= 1
-                self._changed.notify_all()
-
-    def _take(self, spots: Sequence[Spot], cancel: Cancel) -> Spot:
-        with self._changed:
-            while True:
-                if cancel.is_set():
-                    raise Cancelled
-                usable = self.usable(spots)
-                free = [spot for spot in usable if self._running[spot.runner.name] < spot.runner.slots]
-                if free:
-                    # one that failed is tried after those that did not: its engine may well be gone
-                    spot = min(
-                        free, key=lambda spot: (self._failures[spot.runner.name], self._running[spot.runner.name] / spot.runner.slots)
-                    )
-                    self._running[spot.runner.name] += 1
-                    return spot
-                self._changed.wait(_POLL_SECONDS)
+        """Take a slot on one of ``spots`` (order.py says which); waits for it. Raises Cancelled, and the last failure's reason never."""
+        with self._queue.slot(lambda: _names(self.usable(spots)), cancel) as name:
+            yield next(spot for spot in spots if spot.runner.name == name)
 
     def usable(self, spots: Sequence[Spot]) -> tuple[Spot, ...]:
         """Those of ``spots`` whose runner was not set aside; all of them when none is left, so that the error is the runner's own."""
-        with self._changed:
+        with self._queue.changed:
             left = tuple(spot for spot in spots if self._failures[spot.runner.name] < FAILURES_ALLOWED)
         return left or tuple(spots)
 
     def failed(self, runner: Runner) -> bool:
         """Count a failure of the runner itself; True when it is now set aside for the rest of the run."""
-        with self._changed:
+        with self._queue.changed:
             self._failures[runner.name] += 1
-            self._changed.notify_all()
+            self._queue.serve()
             return self._failures[runner.name] == FAILURES_ALLOWED
+
+
+def _names(spots: Sequence[Spot]) -> tuple[str, ...]:
+    return tuple(spot.runner.name for spot in spots)
 
 
 def reason(refused: dict[str, str]) -> str:

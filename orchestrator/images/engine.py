@@ -11,7 +11,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.images.reference import Reference
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 10.0
 STALL_SECONDS = 600.0  # checking and unpacking one layer of several GB gives no event meanwhile
+
+
+def is_podman(version: Mapping[str, Any]) -> bool:
+    """Whether what answers ``/version`` is Podman's compatible socket. Its ``/info`` has another ID each time it is asked."""
+    return any(part.get("Name") == "Podman Engine" for part in version.get("Components") or ())
 
 
 def pull_events(

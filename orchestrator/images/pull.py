@@ -18,7 +18,7 @@ from orchestrator import errors
 from orchestrator.errors import DISK, IMAGE_OFFLINE, EnginefarmError
 from orchestrator.images import faults
 from orchestrator.images.credentials import Credentials
-from orchestrator.images.engine import pull_events
+from orchestrator.images.engine import is_podman, pull_events
 from orchestrator.images.faults import Fault, Fetch
 from orchestrator.images.policy import Policy
 from orchestrator.images.reference import parse
@@ -154,8 +154,17 @@ def ensure(
         if offline:
             fix = "bring it: enginefarm images save on a machine with network, enginefarm images load here; or leave out --offline"
             raise EnginefarmError(IMAGE_OFFLINE, f"{fetch.shown} is not on {engine}", why="--offline forbids to pull it", fix=fix)
-        engine_id = str(client.info().get("ID") or client.api.base_url)
+        engine_id = str(client.api.base_url if is_podman(client.version()) else client.info().get("ID") or client.api.base_url)
     return _FLIGHTS.run((engine_id, reference.digest), job, lambda: _pull(job, credentials))
+
+
+def is_present(client: docker.DockerClient, pinned_reference: str, platform: str, *, policy: Policy, image_id: str | None = None) -> bool:
+    """Whether :func:`ensure` would find the image on the engine. Raises as it does."""
+    reference = parse(pinned_reference)
+    pinned = reference.pinned(reference.digest or "")
+    fetch = Fetch(pinned, policy.fetched_from(pinned), platform)
+    with _engine_errors(fetch):
+        return _present(_Job(client, fetch, image_id, None, None, None, None, None)) is not None
 
 
 def _pull(job: _Job, credentials: Credentials) -> str:

@@ -43,19 +43,20 @@ class _Hashed:
     sha256: str
 
 
-def load_model(path: Path, *, stage: Path | None = None, deep: bool = True) -> Model:
+def load_model(path: Path, *, stage: Path | None = None, deep: bool = True, seen: dict[Path, os.stat_result] | None = None) -> Model:
     """The model at ``path``, read with bounds; memory stays flat whatever its size, and each file is read once.
 
     With ``stage``, a new or empty private folder, graph and external data are copied there while they are hashed,
     made read-only, and the copy is what is scanned; after an error the folder may hold left-overs. ``deep`` also
-    looks for NaN in the weights and for declared shapes that are wrong (in a child process).
+    looks for NaN in the weights and for declared shapes that are wrong (in a child process). ``seen`` is filled with every file that was
+    read and its status from before that: what the answer rests on.
 
     Raises EnginefarmError: MODEL_MISSING, MODEL_NOT_ONNX, MODEL_DAMAGED, MODEL_HOSTILE, MODEL_INVALID,
     MODEL_EXTERNAL_UNSAFE, MODEL_EXTERNAL_MISSING, DIGEST_MISMATCH (changed while it was read), DISK.
     """
     where = Where(file=str(path))
     try:
-        return _load(path, stage, deep, where)
+        return _load(path, stage, deep, where, {} if seen is None else seen)
     except EnginefarmError as error:
         error.where = error.where or where
         raise
@@ -64,10 +65,10 @@ def load_model(path: Path, *, stage: Path | None = None, deep: bool = True) -> M
         raise EnginefarmError(DISK, what, where=where, why=error.strerror, fix="check the disk and the permissions") from None
 
 
-def _load(path: Path, stage: Path | None, deep: bool, where: Where) -> Model:
+def _load(path: Path, stage: Path | None, deep: bool, where: Where, seen: dict[Path, os.stat_result]) -> Model:
     source = _open(path, where)
     try:
-        status = os.fstat(source)
+        status = seen[path] = os.fstat(source)
         _check_kind(source, status.st_size, where)
         if stage is not None:
             stage.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -79,7 +80,7 @@ def _load(path: Path, stage: Path | None, deep: bool, where: Where) -> Model:
             raise EnginefarmError(MODEL_HOSTILE, f"the model has {total:,} bytes of weights (limit {MAX_BYTES:,})")
         if stage is not None:
             _check_space(stage, total - graph.size)
-        external = tuple(_external(path.parent, file, stage) for file in side_files)
+        external = tuple(_external(path.parent, file, stage, seen) for file in side_files)
         warnings = _deep(path, source, stage, found, side_files, graph.size) if deep else ()
         if _version(os.fstat(source)) != _version(status):
             raise EnginefarmError(DIGEST_MISMATCH, "the model changed while it was read", fix="run it again")
@@ -184,14 +185,15 @@ def _scan(path: Path, source: int, size: int, stage: Path | None, where: Where) 
     return found, check_external(found.external, path.parent, path.name, where)
 
 
-def _external(folder: Path, file: SideFile, stage: Path | None) -> ExternalFile:
+def _external(folder: Path, file: SideFile, stage: Path | None, seen: dict[Path, os.stat_result]) -> ExternalFile:
     fd = open_side_file(folder, file)
     try:
         dest = None
         if stage is not None:
             dest = stage / file.path
             dest.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        before = _version(os.fstat(fd))
+        status = seen[folder / file.path] = os.fstat(fd)
+        before = _version(status)
         hashed = _copy(fd, file.size, dest)
         if _version(os.fstat(fd)) != before:
             raise EnginefarmError(DIGEST_MISMATCH, f"{shown(file.path)} changed while it was read", fix="run it again")
@@ -245,4 +247,5 @@ def _model(
         placeholder_dims=findings.placeholder_dims,
         warnings=(*findings.warnings, *warnings),
         staged=None if stage is None else stage / STAGED_NAME,
+        graph_digest=f"sha256:{graph.sha256}",
     )

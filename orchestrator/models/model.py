@@ -78,6 +78,8 @@ class Model:
     warnings: tuple[str, ...]
     staged: Path | None
     """The private, read-only copy (``<stage>/model.onnx``) that was hashed and scanned."""
+    graph_digest: str = ""
+    """Digest of the graph file alone: tells a changed graph from changed external data."""
 
     @property
     def float_weights(self) -> frozenset[str]:

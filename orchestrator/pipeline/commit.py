@@ -17,11 +17,11 @@ from orchestrator.artifacts.manifest import EngineRecord, Manifest, ModelRecord
 from orchestrator.artifacts.names import engine_file, manifest_file
 from orchestrator.artifacts.store import Release, finish_interrupted, read_manifest
 from orchestrator.pipeline.build import Outcome
-from orchestrator.pipeline.keys import file_digest
 from orchestrator.pipeline.options import BuildOptions
 from orchestrator.pipeline.prepare import PreparedModel
 from orchestrator.pipeline.record import tensor_record
 from orchestrator.pipeline.runfolder import RunFolder
+from orchestrator.store.memo import Memo
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def check_output(output: Path, models: Iterable[PreparedModel]) -> None:
                 os.fsync(file.fileno())
 
 
-def previous_engines(output: Path, model: PreparedModel) -> dict[str, tuple[EngineRecord, Path]]:
+def previous_engines(output: Path, model: PreparedModel, memo: Memo) -> dict[str, tuple[EngineRecord, Path]]:
     """Engines of the newest manifest of this very model version that still are what the manifest says."""
     finish_interrupted(output, model.name)
     path = output / model.name / f"v{model.version.version}" / manifest_file(model.name, model.version.version)
@@ -63,7 +63,7 @@ def previous_engines(output: Path, model: PreparedModel) -> dict[str, tuple[Engi
         if record.file is None:
             continue
         engine = path.parent / record.file
-        if engine.is_file() and file_digest(engine) == record.digest:
+        if engine.is_file() and memo.digest(engine) == record.digest:
             found[record.target] = (record, engine)
     return found
 
@@ -81,7 +81,7 @@ def commit_model(
     """
     version = model.version.version
     folder = options.output / model.name / f"v{version}"
-    changed = [outcome for outcome in outcomes if not outcome.cached and outcome.status != "skipped"]
+    changed = [outcome for outcome in outcomes if not outcome.unchanged and outcome.status != "skipped"]
     current = folder / manifest_file(model.name, version)
     manifest = read_manifest(current) if current.exists() else None
     if not changed and (manifest is None or manifest.fallback == model.fallback):

@@ -1,8 +1,12 @@
 """Keys of steps: digests over everything that goes into a step, never over what comes out (builds are not reproducible).
 
-A build key takes the model's digest, the resolved values of the target's build fields, the backend's own version, the worker modules that
-the step imports, the plugin files and, where the ONNX is converted first, the converter. A validate key adds the validate fields and the
-samples.
+Three keys lie over each other::
+
+    build     model, build fields, resolved profiles, backend version, converter, plugins, image, the build step's modules
+    run       the build key, inputs of the samples, how the engine is exercised, the validate step's modules
+    verdict   the run key, tolerance, what the reference may cost, the verdict's rules
+
+so that a new tolerance is a new verdict over outputs that are there already, and only what changes an engine's bytes builds one.
 """
 
 from __future__ import annotations
@@ -15,9 +19,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from orchestrator.matrix.schema import Profile, Target, field_classes
+from orchestrator.matrix.schema import Profile, Target, Validation, field_classes
 from orchestrator.models import convert, half, operators
 from orchestrator.runners import bundle
+
+JUDGED = ("reference_budget",)
+"""Fields of ``validation`` that change what outputs are compared with, not what runs."""
 
 
 def digest_of(value: Any) -> str:
@@ -47,43 +54,54 @@ def converter_version() -> str:
     return f"onnx {metadata.version('onnx')}, onnxruntime {metadata.version('onnxruntime')}, rules {rules}"
 
 
-def build_key(
+def build_inputs(
     target: Target,
     *,
-    model_digest: str,
     profiles: Mapping[str, Profile],
     backend_version: str | None,
     converter: str | None,
     plugins: Mapping[str, str],
     image: str | None,
-) -> str:
-    """Key of the build step; ``plugins`` maps a plugin file to its digest, ``image`` is pinned, None where no container runs."""
+) -> dict[str, Any]:
+    """Everything but the model that goes into a build step, by the name that ``plan`` calls it when it changed.
+
+    ``plugins`` maps a plugin file to its digest, ``image`` is pinned, None where no container runs.
+    """
     fields = _fields(target, "build")
     # what the step gets: resolved profiles, plugin bytes, the image by its digest (a tag that moves changes nothing)
     fields["shapes"] = {name: profile.model_dump(mode="json") for name, profile in profiles.items()}
     fields["plugins"] = sorted(plugins.values())
     fields["image"] = image.rpartition("@")[2] if image else None
-    return digest_of(
-        {
-            "step": "build",
-            "model": model_digest,
-            "fields": fields,
-            "backend_version": backend_version,
-            "converter": converter,
-            "worker": bundle.step_modules_digest("build", target.backend),
-        }
-    )
+    worker = bundle.step_modules_digest("build", target.backend)
+    return {**fields, "backend version": backend_version, "converter": converter, "worker": worker}
 
 
-def validate_key(target: Target, *, build: str, samples: str, judge: str) -> str:
-    """Key of the validate step; ``samples`` is a digest over the inputs and expected outputs, ``judge`` names the verdict's rules."""
-    return digest_of(
-        {
-            "step": "validate",
-            "build": build,
-            "fields": _fields(target, "validate"),
-            "samples": samples,
-            "judge": judge,
-            "worker": bundle.step_modules_digest("validate", target.backend),
-        }
-    )
+def build_key(model_digest: str, inputs_digest: str) -> str:
+    """Key of the build step; ``inputs_digest`` is :func:`digest_of` over :func:`build_inputs`."""
+    return _chained("build", model_digest, inputs_digest)
+
+
+def exercise_digest(target: Target) -> str:
+    """Digest over how a target's engines are exercised."""
+    how = {name: value for name, value in target.validation.model_dump(mode="json").items() if name not in JUDGED}
+    return digest_of({"how": how, "worker": bundle.step_modules_digest("validate", target.backend)})
+
+
+def run_key(build: str, samples: str, exercise: str) -> str:
+    """Key of the validate step: ``samples`` is the identity of its inputs."""
+    return _chained("validate", build, samples, exercise)
+
+
+def judging_digest(tolerance: Mapping[str, Any], validation: Validation, expected: str, judge: str) -> str:
+    """Digest over how outputs are judged; ``expected`` is the identity of the reference, ``judge`` names the verdict's rules."""
+    budget = {name: getattr(validation, name) for name in JUDGED}
+    return digest_of({"tolerance": dict(tolerance), "budget": budget, "expected": expected, "judge": judge})
+
+
+def verdict_key(run: str, judging: str) -> str:
+    """Key of the verdict."""
+    return _chained("verdict", run, judging)
+
+
+def _chained(step: str, *digests: str) -> str:
+    return "sha256:" + hashlib.sha256("\n".join((f"enginefarm.{step}/2", *digests)).encode()).hexdigest()

@@ -15,6 +15,8 @@ class BuildOptions:
 
     ``available`` builds what can be built here and implies ``allow_unvalidated``. ``version`` is N of ``_v<N>``.
     ``project`` is the folder whose ``targets/`` is laid over the built-in targets.
+    ``cache`` is the folder of the store (store/store.py). The run stops after ``max_failures`` failed builds; ``last_failed`` builds what
+    failed last only.
     ``weak`` names the fields that come from enginefarm.yaml: a model's own YAML goes before them.
     ``allow`` and ``mirrors`` are prefixes and ``PREFIX=PREFIX`` rules of images/policy.py; empty means its defaults.
     """
@@ -25,6 +27,7 @@ class BuildOptions:
     targets: tuple[str, ...] = ()
     output: Path = Path("artifacts")
     state: Path = Path(".enginefarm")
+    cache: Path = Path(".enginefarm/cache")
     available: bool = False
     allow_unvalidated: bool = False
     version: int | None = None
@@ -34,7 +37,8 @@ class BuildOptions:
     jobs: int = 1
     force: bool = False
     validate: bool = True
-    exit_first: bool = False
+    max_failures: int | None = None
+    last_failed: bool = False
     memory: int | None = None
     build_timeout: float | None = None
     validate_timeout: float | None = None

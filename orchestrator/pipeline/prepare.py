@@ -32,25 +32,25 @@ from orchestrator.farm.local import NOWHERE, Farm, Placement
 from orchestrator.matrix.load import EffectiveTarget, LoadedModelConfig, Matrix, apply_model, find_model_config
 from orchestrator.matrix.schema import Profile, Target
 from orchestrator.models.convert import require_carried
-from orchestrator.models.load import load_model
 from orchestrator.models.model import Model
 from orchestrator.models.profiles import resolve_profiles
-from orchestrator.pipeline.keys import file_digest
+from orchestrator.pipeline.known import read_model, recall_model
 from orchestrator.pipeline.options import BuildOptions
-from orchestrator.pipeline.runfolder import RunFolder
+from orchestrator.pipeline.staging import Staging
 from orchestrator.portable.facts import version as versions
+from orchestrator.store.memo import Memo
 
 CARRIED = ("bf16", "int8", "fp8")
 
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """One model of the run; ``staged`` is the private folder with ``model.onnx`` and its external data.
+    """One model of the run; ``staged()`` gives the private folder with ``model.onnx`` and its external data.
     ``fallback``: file and digest of the TorchScript that the model's YAML names."""
 
     name: str
     model: Model
-    staged: Path
+    staged: Staging
     config: LoadedModelConfig | None
     version: VersionChoice
     fallback: dict[str, str] | None = None
@@ -116,7 +116,7 @@ def _name(options: BuildOptions, path: Path, root: Path | None, config: LoadedMo
     return check_model_name(name)
 
 
-def _fallback(config: LoadedModelConfig | None) -> dict[str, str] | None:
+def _fallback(config: LoadedModelConfig | None, memo: Memo) -> dict[str, str] | None:
     """File and digest of what a service may fall back to; raises EnginefarmError where the YAML names a file that is not there."""
     if config is None or config.config.fallback is None:
         return None
@@ -127,20 +127,24 @@ def _fallback(config: LoadedModelConfig | None) -> dict[str, str] | None:
         raise EnginefarmError(
             CONFIG_VALUE, f"fallback: there is no file {named}", where=place, fix=f"paths are relative to {config.path.name}"
         )
-    return {"file": path.name, "digest": file_digest(path)}
+    return {"file": path.name, "digest": memo.digest(path)}
 
 
-def _prepare_model(options: BuildOptions, path: Path, root: Path | None, stage: Path) -> PreparedModel:
+def _prepare_model(options: BuildOptions, path: Path, root: Path | None, stage: Path, memo: Memo, *, plan: bool) -> PreparedModel:
     config = find_model_config(path)
-    fallback = _fallback(config)
+    fallback = _fallback(config, memo)
     name = _name(options, path, root, config)
-    model = load_model(path, stage=stage)
+    model = recall_model(memo, path, deep=not plan)
+    if model is None:
+        # what is new will most likely be built: it is copied while it is hashed, so that it is read once
+        model = read_model(memo, path, stage=None if plan else stage, deep=not plan)
     version = choose_version(options.output, name, model.digest, model, requested=options.version, ci=options.ci)
-    return PreparedModel(name=name, model=model, staged=stage, config=config, version=version, fallback=fallback)
+    staged = Staging(model, stage)
+    return PreparedModel(name=name, model=model, staged=staged, config=config, version=version, fallback=fallback)
 
 
-def prepare_models(options: BuildOptions, run: RunFolder) -> list[PreparedModel]:
-    """Read, stage, name and version every model; all problems of all models at once."""
+def prepare_models(options: BuildOptions, stages: Path, memo: Memo, *, plan: bool = False) -> list[PreparedModel]:
+    """Read, name and version every model; all problems of all models at once. ``stages`` takes private copies of new ones."""
     files = find_models(options.models, options.model_folders)
     if options.name is not None and len(files) > 1:
         raise EnginefarmError(USAGE, f"--name names one model, but {len(files)} were given", fix="name each in its YAML: name: ...")
@@ -148,7 +152,7 @@ def prepare_models(options: BuildOptions, run: RunFolder) -> list[PreparedModel]
     problems: list[EnginefarmError] = []
     for number, (path, root) in enumerate(files):
         try:
-            prepared.append(_prepare_model(options, path, root, run.work / f"model-{number}"))
+            prepared.append(_prepare_model(options, path, root, stages / f"model-{number}", memo, plan=plan))
         except EnginefarmError as error:  # noqa: PERF203  (all models' problems at once)
             problems += flatten(error)
     problems += _same_names(prepared)
@@ -172,23 +176,64 @@ def _same_names(models: Sequence[PreparedModel]) -> list[EnginefarmError]:
     return problems
 
 
-def _prepare_build(options: BuildOptions, model: PreparedModel, row: EffectiveTarget, farm: Farm) -> tuple[PreparedBuild, tuple[str, ...]]:
-    try:
-        effective = apply_model(row, model.config, options.overrides(model.config.config if model.config else None))
-        _check_backend_takes(model, effective)
-    except EnginefarmError as error:
-        if error.kind not in (TARGET_IMPOSSIBLE, PRECISION_IMPOSSIBLE) or not options.available:
-            raise
-        return PreparedBuild(model, row, {}, NOWHERE, refusal=error), ()
-    source = str(model.config.path) if model.config else str(model.model.path)
-    profiles, notes = resolve_profiles(model.model, effective.target.shapes, source=source)
-    try:
-        return PreparedBuild(model, effective, profiles, farm.place(effective.target)), notes
-    except EnginefarmError as error:
-        # an image that cannot be had is no reason against the other targets, when what can be built is asked for
-        if not options.available:
-            raise
-        return PreparedBuild(model, effective, profiles, NOWHERE, refusal=error), notes
+class _Resolve:
+    """Targets for models. What does not hang on the model is done once per target, whatever the number of models."""
+
+    def __init__(self, options: BuildOptions, farm: Farm) -> None:
+        self._options = options
+        self._farm = farm
+        self._rows: dict[Any, EffectiveTarget | EnginefarmError] = {}
+        self._places: dict[int, Placement | EnginefarmError] = {}
+        self._profiles: dict[Any, tuple[dict[str, Profile], tuple[str, ...]]] = {}
+
+    def build(self, model: PreparedModel, row: EffectiveTarget) -> tuple[PreparedBuild, tuple[str, ...]]:
+        available = self._options.available
+        try:
+            effective = self._effective(model, row)
+            _check_backend_takes(model, effective)
+        except EnginefarmError as error:
+            if error.kind not in (TARGET_IMPOSSIBLE, PRECISION_IMPOSSIBLE) or not available:
+                raise
+            return PreparedBuild(model, row, {}, NOWHERE, refusal=error), ()
+        profiles, notes = self._resolved(model, effective)
+        place = self._place(effective)
+        if isinstance(place, EnginefarmError):
+            # an image that cannot be had is no reason against the other targets, when what can be built is asked for
+            if not available:
+                raise place
+            return PreparedBuild(model, effective, profiles, NOWHERE, refusal=place), notes
+        return PreparedBuild(model, effective, profiles, place), notes
+
+    def _effective(self, model: PreparedModel, row: EffectiveTarget) -> EffectiveTarget:
+        config = model.config
+        key = (id(row), None if config is None else config.path)
+        found = self._rows.get(key)
+        if found is None:
+            try:
+                found = apply_model(row, config, self._options.overrides(config.config if config else None))
+            except EnginefarmError as error:
+                found = error
+            self._rows[key] = found
+        if isinstance(found, EnginefarmError):
+            raise found
+        return found
+
+    def _resolved(self, model: PreparedModel, effective: EffectiveTarget) -> tuple[dict[str, Profile], tuple[str, ...]]:
+        source = str(model.config.path) if model.config else str(model.model.path)
+        key = (id(effective.target.shapes), model.model.inputs)
+        if key not in self._profiles:
+            self._profiles[key] = resolve_profiles(model.model, effective.target.shapes, source=source)
+        return self._profiles[key]
+
+    def _place(self, effective: EffectiveTarget) -> Placement | EnginefarmError:
+        """``effective`` stays alive as long as this object: its id names it."""
+        key = id(effective)
+        if key not in self._places:
+            try:
+                self._places[key] = self._farm.place(effective.target)
+            except EnginefarmError as error:
+                self._places[key] = error
+        return self._places[key]
 
 
 def strongly_typed(target: Target) -> bool:
@@ -196,6 +241,14 @@ def strongly_typed(target: Target) -> bool:
     if target.backend != "tensorrt":
         return True
     return target.tensorrt is not None and versions.compare(target.tensorrt, "11") >= 0
+
+
+def rewritten_to(model: Model, target: Target) -> str | None:
+    """The precision that the ONNX is rewritten to for ``target``; None when it gets the model as given."""
+    precision = target.precision if strongly_typed(target) else "fp32"
+    unnamed = model.placeholder_dims and target.backend != "onnxruntime"
+    has_it = precision in ("fp32", *CARRIED) or model.float_weights == {precision.replace("fp", "float")}
+    return None if has_it and not unnamed else precision
 
 
 def _check_backend_takes(model: PreparedModel, effective: EffectiveTarget) -> None:
@@ -215,17 +268,21 @@ def _check_backend_takes(model: PreparedModel, effective: EffectiveTarget) -> No
         )
 
 
-def prepare(options: BuildOptions, matrix: Matrix, farm: Farm, run: RunFolder) -> Prepared:
-    """Everything the run will do. Raises EnginefarmError for whatever is wrong with the request."""
+def prepare(options: BuildOptions, matrix: Matrix, farm: Farm, stages: Path, memo: Memo, *, plan: bool = False) -> Prepared:
+    """Everything the run will do. Raises EnginefarmError for whatever is wrong with the request.
+
+    With ``plan`` nothing will be built: models are not copied, and weights are not looked at beyond their digest.
+    """
     builds: list[PreparedBuild] = []
     notes: dict[tuple[str, str], None] = {}
     problems: list[EnginefarmError] = []
-    models = prepare_models(options, run)
+    models = prepare_models(options, stages, memo, plan=plan)
+    resolve = _Resolve(options, farm)
     for model in models:
         reported: set[str] = set()
         for row in matrix.select(options.selectors(model.config.config if model.config else None)):
             try:
-                build, said = _prepare_build(options, model, row, farm)
+                build, said = resolve.build(model, row)
             except EnginefarmError as error:
                 # one message for a problem that every target has
                 fresh = [problem for problem in flatten(error) if problem.what not in reported]

@@ -19,6 +19,8 @@ from orchestrator.portable.facts import support
 from orchestrator.runners import bundle
 from orchestrator.runners.base import StepResult
 
+NOT_YET = Verdict(status="unvalidated", reason="not validated yet")
+
 # what of a host is worth keeping beside an engine: enough to tell two machines' builds apart, no addresses or user names
 HOST_FIELDS = ("platform", "os", "kernel", "libc", "python", "cpu", "gpus", "driver", "jetson", "declared")
 
@@ -83,6 +85,11 @@ def renamed(record: EngineRecord, build: PreparedBuild) -> EngineRecord:
     return record.model_copy(update={name: value for name, value in _common(build).items() if name in ("target", "tag", "image")})
 
 
+def portable(record: EngineRecord) -> dict[str, Any]:
+    """What of a record holds wherever the same engine is used again: no file name, no verdict, no command of one run."""
+    return record.model_dump(mode="json", exclude={"file", "verdict", "validate_key", "problem", "reproduce"})
+
+
 def unbuilt(build: PreparedBuild, verdict: Verdict, problem: EnginefarmError) -> EngineRecord:
     """Record of a skipped or failed build."""
     return EngineRecord(**_common(build), verdict=verdict, problem=problem.as_dict())
@@ -121,6 +128,6 @@ def built(
         built_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         timings={"build_seconds": round(answer.result["build_seconds"], 3), "step_seconds": round(answer.seconds, 3)},
         build_key=key,
-        verdict=Verdict(status="unvalidated", reason="not validated yet"),
+        verdict=NOT_YET,
         reproduce=reproduce(build, output),
     )

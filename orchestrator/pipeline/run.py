@@ -8,28 +8,23 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
 
 from orchestrator import events
-from orchestrator.artifacts.manifest import EngineRecord
 from orchestrator.errors import EnginefarmError, Exit, flatten, raise_all
-from orchestrator.farm.images import ImageSource
-from orchestrator.farm.local import Farm, reason
-from orchestrator.images.lock import lock_file, read_lock
-from orchestrator.images.policy import DEFAULT_ALLOWED, policy, read_mirror
-from orchestrator.matrix.load import Matrix, load_matrix
-from orchestrator.pipeline.build import BuildJob, Outcome
-from orchestrator.pipeline.commit import Committed, check_output, commit_model, previous_engines
+from orchestrator.farm.local import Spot
+from orchestrator.pipeline.build import BuildJob, Outcome, settled
+from orchestrator.pipeline.cached import Cached
+from orchestrator.pipeline.commit import Committed, check_output, commit_model
+from orchestrator.pipeline.decide import Decider, Decision
 from orchestrator.pipeline.options import BuildOptions
-from orchestrator.pipeline.prepare import Prepared, PreparedBuild, prepare
+from orchestrator.pipeline.prepare import Prepared, PreparedBuild
 from orchestrator.pipeline.runfolder import RunFolder, open_run
 from orchestrator.pipeline.shared import SharedWork
-from orchestrator.resources import builtin_targets
-from orchestrator.runners.base import Cancel, Cancelled, Runner
-from orchestrator.runners.load import load_runners
+from orchestrator.pipeline.site import Site, docker_runners
+from orchestrator.pipeline.steps import Steps
+from orchestrator.runners.base import Cancel, Cancelled
 
-if TYPE_CHECKING:
-    from orchestrator.runners.docker import DockerRunner
+_WAITING_THREADS = 64
 
 
 @dataclass(frozen=True)
@@ -69,51 +64,78 @@ def exit_codes(outcomes: Iterable[Outcome], options: BuildOptions) -> list[Exit]
     return sorted(found)
 
 
-class _Scheduler:
-    """Runs the builds with at most ``jobs`` at a time; finished outcomes are handed on as they come."""
+def _spots(decision: Decision) -> tuple[Spot, ...]:
+    """Where the first step of a build can run; nowhere when no step has to."""
+    placement = decision.build.placement
+    return {"build": placement.build, "validate": placement.validate}.get(decision.action, ())
 
-    def __init__(self, options: BuildOptions, run: RunFolder, bus: events.Bus, cancel: Cancel, farm: Farm) -> None:
-        self.options = options
+
+class _Scheduler:
+    """Carries out decisions with at most ``jobs`` at a time; finished outcomes are handed on as they come."""
+
+    def __init__(self, site: Site, run: RunFolder, bus: events.Bus, cancel: Cancel, cached: Cached, decider: Decider) -> None:
+        self.site = site
+        self.options = site.options
+        self.farm = site.farm
         self.run = run
         self.bus = bus
         self.cancel = cancel
-        self.farm = farm
+        self.cached = cached
+        self.decider = decider
         self.shared: dict[str, SharedWork] = {}
-        self.previous: dict[str, dict[str, tuple[EngineRecord, Path]]] = {}
         self.outcomes: dict[int, Outcome] = {}
         self.problems: list[EnginefarmError] = []
+        self.failures = 0
 
     def _shared(self, build: PreparedBuild) -> SharedWork:
         name = build.model.name
         if name not in self.shared:
             folder = self.run.work / "shared" / str(len(self.shared))
-            self.shared[name] = SharedWork(build.model, folder, self.options, self.farm, self.cancel)
+            self.shared[name] = SharedWork(build.model, folder, self.options, self.farm, self.cancel, self.cached)
         return self.shared[name]
 
-    def _job(self, build: PreparedBuild) -> BuildJob:
-        name = build.model.name
-        if name not in self.previous:
-            self.previous[name] = previous_engines(self.options.output, build.model)
-        previous = self.previous[name].get(build.effective.target.name)
-        return BuildJob(build, self._shared(build), self.options, self.run, self.bus, self.cancel, self.farm, previous)
+    def _job(self, decision: Decision) -> BuildJob:
+        build = decision.build
+        steps = Steps(build, self._shared(build), self.options, self.run, self.bus, self.cancel, self.farm)
+        return BuildJob(decision, steps, self.cached, self.decider)
 
-    def work(self, builds: Sequence[PreparedBuild], on_model: Callable[[str], None]) -> None:
-        """Run all builds; ``on_model`` is called with a model's name when its last build has ended."""
-        open_builds = Counter(build.model.name for build in builds)
-        with ThreadPoolExecutor(max_workers=self.options.jobs, thread_name_prefix="build") as pool:
-            waiting: dict[Future[Outcome], int] = {}
-            for number, build in enumerate(builds):
-                waiting[pool.submit(self._job(build).run)] = number
+    def work(self, decisions: Sequence[Decision], on_model: Callable[[str], None]) -> None:
+        """Carry out all; ``on_model`` is called with a model's name when its last build has ended."""
+        left = Counter(decision.build.model.name for decision in decisions)
+
+        def ended(number: int) -> None:
+            name = decisions[number].build.model.name
+            left[name] -= 1
+            if not left[name]:
+                on_model(name)
+
+        for number, decision in enumerate(decisions):
+            outcome = settled(decision)
+            if outcome is not None:
+                self._ended(number, outcome)
+                ended(number)
+        todo = [number for number in range(len(decisions)) if number not in self.outcomes]
+        if todo and not self.cancel.is_set():
+            self._carry_out(decisions, todo, ended)
+
+    def _carry_out(self, decisions: Sequence[Decision], todo: Sequence[int], ended: Callable[[int], None]) -> None:
+        weights = {number: self.site.weight(decisions[number]) for number in todo}
+        todo = sorted(todo, key=weights.__getitem__, reverse=True)
+        turns = self.farm.line_up([(_spots(decisions[number]), weights[number]) for number in todo], self.options.jobs)
+        # a build that waits for a runner keeps a thread, and must not keep others from theirs
+        threads = min(len(todo), self.options.jobs + _WAITING_THREADS)
+        with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="build") as pool:
+            waiting: dict[Future[Outcome], int] = {
+                pool.submit(turn.run, self._job(decisions[number]).run, self.cancel): number
+                for number, turn in zip(todo, turns, strict=True)
+            }
             try:
                 while waiting:
                     done, _ = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
                     for future in done:
                         number = waiting.pop(future)
                         self._finished(number, future)
-                        name = builds[number].model.name
-                        open_builds[name] -= 1
-                        if not open_builds[name]:
-                            on_model(name)
+                        ended(number)
                     if self.cancel.is_set():
                         break
             finally:
@@ -124,11 +146,12 @@ class _Scheduler:
             if not future.cancelled():
                 self._finished(number, future)
 
-    def check(self, builds: Sequence[PreparedBuild]) -> None:
+    def check(self, decisions: Sequence[Decision]) -> None:
         """Read the samples that models bring, before anything is built: a wrong one must not show after hours."""
         problems: dict[str, EnginefarmError] = {}
-        for build in builds:
-            if build.refusal is None and build.placement.build and build.effective.target.samples:
+        for decision in decisions:
+            build = decision.build
+            if decision.runs and build.effective.target.samples:
                 try:
                     self._shared(build).samples(build.effective.target, build.profiles)
                 except EnginefarmError as error:
@@ -140,9 +163,13 @@ class _Scheduler:
             outcome = future.result()
         except Cancelled:
             return
+        self._ended(number, outcome)
+
+    def _ended(self, number: int, outcome: Outcome) -> None:
         self.outcomes[number] = outcome
         self.bus(finished_event(outcome))
-        if outcome.status == "failed" and self.options.exit_first:
+        self.failures += outcome.status == "failed"
+        if self.options.max_failures is not None and self.failures >= self.options.max_failures:
             self.cancel.set()
 
 
@@ -162,87 +189,85 @@ def finished_event(outcome: Outcome) -> events.BuildFinished:
     )
 
 
-def make_farm(options: BuildOptions, matrix: Matrix) -> Farm:
-    """The runners of ``options`` and the images they may use. Raises EnginefarmError for bad files, and for what ``locked`` forbids."""
-    lock = lock_file(options.project)
-    held = read_lock(lock if lock.exists() else builtin_targets() / lock.name)
-    rules = dict(read_mirror(text) for text in options.mirrors)
-    images = ImageSource(held, policy(options.allow or DEFAULT_ALLOWED, rules), locked=options.locked, offline=options.offline)
-    raise_all(images.check_locked(effective.target for effective in matrix.select(options.targets)))
-    runners = load_runners(options.runners, options.python)
-    for runner in _docker(runners):
-        runner.ensure_image = images.ensure
-    return Farm(runners, images)
-
-
-def _docker(runners: Iterable[Runner]) -> list[DockerRunner]:
-    """Those that start containers; their module is heavy and stays unimported where there are none."""
-    return [cast("DockerRunner", runner) for runner in runners if runner.kind == "docker"]
-
-
 def run_build(options: BuildOptions, bus: events.Bus, cancel: Cancel) -> RunOutcome:
     """Build what ``options`` ask for. Raises EnginefarmError for a request that cannot be started."""
     started = time.monotonic()
-    matrix = load_matrix(options.project)
-    matrix.select(options.targets)
-    farm = make_farm(options, matrix)
-    with open_run(options.state) as run:
-        for runner in _docker(farm.runners):
+    with Site(options, bus) as site, open_run(options.state) as run:
+        for runner in docker_runners(site.farm.runners):
             runner.run_id = run.id
         bus.subscribe(run.record)
-        prepared = prepare(options, matrix, farm, run)
-        scheduler = _Scheduler(options, run, bus, cancel, farm)
-        scheduler.check(prepared.builds)
-        check_output(options.output, [build.model for build in prepared.builds])
-        _announce(prepared, run, bus)
-        committed: list[Committed] = []
+        bus.subscribe(site.history)
+        prepared = site.prepare(run.work)
+        cached = Cached(site.store, run.work, bus, cancel)
+        decider = Decider(options, site.farm, cached)
+        decisions = site.decide(prepared, decider)
+        scheduler = _Scheduler(site, run, bus, cancel, cached, decider)
+        scheduler.check(decisions)
+        written = [decision.build.model for decision in decisions if decision.action not in ("reuse", "skip")]
+        check_output(options.output, written)
+        site.history.planned((build.model.name, build.model.version.version, build.effective.target.name) for build in prepared.builds)
+        _announce(prepared, run, site, bus)
+        committed = _work(scheduler, decisions, bus)
+        return _ended(scheduler, decisions, committed, time.monotonic() - started, bus)
 
-        def on_model(name: str) -> None:
-            committed.extend(_commit(scheduler, prepared, name, run, options, bus))
 
-        cancel.watched = True
-        scheduler.work(prepared.builds, on_model)
-        if cancel.is_set():
-            done = {entry.model for entry in committed}
-            for name in dict.fromkeys(build.model.name for build in prepared.builds):
-                if name not in done:
-                    on_model(name)
-        order = {name: position for position, name in enumerate(dict.fromkeys(build.model.name for build in prepared.builds))}
-        committed.sort(key=lambda entry: order[entry.model])
-        outcomes = tuple(scheduler.outcomes[number] for number in sorted(scheduler.outcomes))
-        codes = exit_codes(outcomes, options) + [problem.exit for problem in scheduler.problems]
-        if cancel.stopped_by is not None:
-            codes.append(Exit(128 + cancel.stopped_by))
-        problems = tuple(scheduler.problems)
-        missing = tuple(build for number, build in enumerate(prepared.builds) if number not in scheduler.outcomes)
-        result = RunOutcome(run.id, run.folder, outcomes, tuple(committed), missing, tuple(codes), problems, time.monotonic() - started)
-        bus(
-            events.RunFinished(
-                run=run.id,
-                exit_code=int(result.exit),
-                counts=result.counts(),
-                interrupted=tuple(f"{build.model.name} {build.effective.target.name}" for build in missing),
-                manifests=tuple(str(entry.manifest) for entry in committed if entry.manifest),
-                seconds=result.seconds,
-            )
+def _work(scheduler: _Scheduler, decisions: Sequence[Decision], bus: events.Bus) -> list[Committed]:
+    """Carry out what was decided, and write each model's results when its last build has ended."""
+    committed: list[Committed] = []
+    names = list(dict.fromkeys(decision.build.model.name for decision in decisions))
+
+    def on_model(name: str) -> None:
+        committed.extend(_commit(scheduler, decisions, name, bus))
+
+    scheduler.cancel.watched = True
+    scheduler.work(decisions, on_model)
+    if scheduler.cancel.is_set():
+        done = {entry.model for entry in committed}
+        for name in names:
+            if name not in done:
+                on_model(name)
+    place = {name: position for position, name in enumerate(names)}
+    return sorted(committed, key=lambda entry: place[entry.model])
+
+
+def _ended(
+    scheduler: _Scheduler, decisions: Sequence[Decision], committed: Sequence[Committed], seconds: float, bus: events.Bus
+) -> RunOutcome:
+    run, options, cancel = scheduler.run, scheduler.options, scheduler.cancel
+    outcomes = tuple(scheduler.outcomes[number] for number in sorted(scheduler.outcomes))
+    codes = exit_codes(outcomes, options) + [problem.exit for problem in scheduler.problems]
+    if cancel.stopped_by is not None:
+        codes.append(Exit(128 + cancel.stopped_by))
+    missing = tuple(decision.build for number, decision in enumerate(decisions) if number not in scheduler.outcomes)
+    result = RunOutcome(run.id, run.folder, outcomes, tuple(committed), missing, tuple(codes), tuple(scheduler.problems), seconds)
+    bus(
+        events.RunFinished(
+            run=run.id,
+            exit_code=int(result.exit),
+            counts=result.counts(),
+            interrupted=tuple(f"{build.model.name} {build.effective.target.name}" for build in missing),
+            manifests=tuple(str(entry.manifest) for entry in committed if entry.manifest),
+            seconds=seconds,
         )
-        return result
+    )
+    return result
 
 
-def _announce(prepared: Prepared, run: RunFolder, bus: events.Bus) -> None:
+def _announce(prepared: Prepared, run: RunFolder, site: Site, bus: events.Bus) -> None:
     bus(events.RunStarted(run=run.id, builds=len(prepared.builds), folder=str(run.folder)))
     for level, notes in (("info", prepared.notes), ("warning", prepared.warnings)):
         for model, text in notes:
             bus(events.Note(text=text, level=level, model=model))
+    if site.resumes is not None:
+        bus(events.Note(text=f"run {site.resumes} was cut short: what it finished is taken from the cache"))
 
 
-def _commit(
-    scheduler: _Scheduler, prepared: Prepared, name: str, run: RunFolder, options: BuildOptions, bus: events.Bus
-) -> list[Committed]:
+def _commit(scheduler: _Scheduler, decisions: Sequence[Decision], name: str, bus: events.Bus) -> list[Committed]:
+    options, run = scheduler.options, scheduler.run
     outcomes = [
         scheduler.outcomes[number]
-        for number, build in enumerate(prepared.builds)
-        if build.model.name == name and number in scheduler.outcomes
+        for number, decision in enumerate(decisions)
+        if decision.build.model.name == name and number in scheduler.outcomes
     ]
     if not outcomes:
         return []
@@ -260,43 +285,6 @@ def _commit(
         scheduler.problems.append(error)
         say(f"not written to {options.output}: {error.what}" + (f"; the engines are kept in {kept[0].parent}" if kept else ""), "warning")
         return []
-
-
-@dataclass(frozen=True)
-class PlannedLine:
-    """One line of ``build --dry-run``."""
-
-    model: str
-    version: int
-    target: str
-    action: str
-    why: str
-
-    def as_dict(self) -> dict[str, Any]:
-        return vars(self).copy()
-
-
-def plan_build(options: BuildOptions, bus: events.Bus) -> list[PlannedLine]:
-    """What a build would do, without building anything."""
-    matrix = load_matrix(options.project)
-    matrix.select(options.targets)
-    farm = make_farm(options, matrix)
-    with open_run(options.state) as run:
-        prepared = prepare(options, matrix, farm, run)
-        for model, text in prepared.notes:
-            bus(events.Note(text=text, model=model))
-        return [_planned(build) for build in prepared.builds]
-
-
-def _planned(build: PreparedBuild) -> PlannedLine:
-    placement = build.placement
-    if build.refusal is not None or not placement.build:
-        action, why = "skip", build.refusal.what if build.refusal else reason(placement.build_refused)
-    elif not placement.validate:
-        action, why = "build", f"on {placement.build[0].runner.name}; stays unvalidated: {reason(placement.validate_refused)}"
-    else:
-        action, why = "build", f"on {placement.build[0].runner.name}, validated on {placement.validate[0].runner.name}"
-    return PlannedLine(build.model.name, build.model.version.version, build.effective.target.name, action, why)
 
 
 def merge_problems(result: RunOutcome) -> list[EnginefarmError]:

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import os
-import stat
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from orchestrator.artifacts.manifest import ReferenceKind
-from orchestrator.errors import SAMPLES_BAD, EnginefarmError
+from orchestrator.errors import EnginefarmError
 from orchestrator.farm.local import Farm
 from orchestrator.matrix.schema import Profile, Target
 from orchestrator.models.convert import convert_precision, fp16_warnings
 from orchestrator.models.reference import reference_outputs
 from orchestrator.models.samples import load_samples, make_samples
-from orchestrator.pipeline.keys import converter_version, digest_of, file_digest
+from orchestrator.pipeline import identity
+from orchestrator.pipeline.cached import Cached
+from orchestrator.pipeline.keys import converter_version, digest_of
 from orchestrator.pipeline.options import BuildOptions
-from orchestrator.pipeline.prepare import CARRIED, PreparedModel, strongly_typed
-from orchestrator.runners.base import Cancel, Cancelled, Step
+from orchestrator.pipeline.prepare import PreparedModel, rewritten_to, strongly_typed
+from orchestrator.runners.base import Cancel, Cancelled, Runner, Step
 
 T = TypeVar("T")
 
 Tensors = Sequence[Mapping[str, Any]]
-
-
-_SAMPLES_FIX = "make the samples, or correct the path in the model's YAML"
 
 
 class Once:
@@ -54,10 +52,10 @@ class Once:
 
 @dataclass(frozen=True)
 class Samples:
-    """``items`` as models/samples.py makes them; ``digest`` over all inputs and expected outputs."""
+    """``items`` as models/samples.py makes them; ``identity`` as pipeline/identity.py."""
 
     items: tuple[dict[str, Any], ...]
-    digest: str
+    identity: str
 
     @property
     def supplied(self) -> bool:
@@ -78,8 +76,9 @@ class References:
 class SharedWork:
     """Shared work of one model; files lie under ``folder``."""
 
-    def __init__(self, model: PreparedModel, folder: Path, options: BuildOptions, farm: Farm, cancel: Cancel) -> None:
+    def __init__(self, model: PreparedModel, folder: Path, options: BuildOptions, farm: Farm, cancel: Cancel, cached: Cached) -> None:
         self.model = model
+        self.cached = cached
         self._folder = folder
         self._options = options
         self._farm = farm
@@ -91,13 +90,14 @@ class SharedWork:
         precision = self._rewritten_to(target)
         if precision is None:
             weak_half = target.precision == "fp16" and not strongly_typed(target)
-            return self.model.staged, self._once.get("fp16 warnings", lambda: fp16_warnings(self.model.staged)) if weak_half else ()
+            staged = self.model.staged()
+            return staged, self._once.get("fp16 warnings", lambda: fp16_warnings(staged)) if weak_half else ()
 
         def convert() -> tuple[Path, tuple[str, ...]]:
             folder = self._folder / f"model-{precision}"
             folder.mkdir(parents=True)
             try:
-                return folder, convert_precision(self.model.model, self.model.staged, folder, precision, cancel=self._cancel)
+                return folder, convert_precision(self.model.model, self.model.staged(), folder, precision, cancel=self._cancel)
             except EnginefarmError:
                 if self._cancel.is_set():
                     raise Cancelled from None
@@ -105,36 +105,33 @@ class SharedWork:
 
         return self._once.get(("model", precision), convert)
 
-    def _rewritten_to(self, target: Target) -> str | None:
-        """The precision that the ONNX is rewritten to for ``target``; None when it gets the model as given."""
-        precision = target.precision if strongly_typed(target) else "fp32"
-        unnamed = self.model.model.placeholder_dims and target.backend != "onnxruntime"
-        has_it = precision in ("fp32", *CARRIED) or self.model.model.float_weights == {precision.replace("fp", "float")}
-        return None if has_it and not unnamed else precision
-
     def converter(self, target: Target) -> str | None:
         """What rewrites the ONNX for ``target``; None when it gets the model as given."""
         return converter_version() if self._rewritten_to(target) else None
+
+    def _rewritten_to(self, target: Target) -> str | None:
+        return rewritten_to(self.model.model, target)
 
     def model_identity(self, target: Target) -> str:
         """Digest over the files of ``model_folder``: the model, and how it was rewritten."""
         rewritten = self._rewritten_to(target)
         return digest_of([self.model.model.digest, rewritten, self.converter(target)])
 
+    def samples_identity(self, target: Target, profiles: Mapping[str, Profile]) -> str:
+        """Digest over what the samples are made from, known before any is made; raises EnginefarmError(SAMPLES_BAD)."""
+        return identity.samples(self.cached.store.memo, self.model.model, target.samples, profiles)
+
     def samples(self, target: Target, profiles: Mapping[str, Profile]) -> Samples:
-        key = digest_of([list(target.samples), {name: profile.model_dump(mode="json") for name, profile in profiles.items()}])
+        key = self.samples_identity(target, profiles)
 
         def make() -> Samples:
             folder = self._folder / f"samples-{key[7:19]}"
             folder.mkdir(parents=True)
             if target.samples:
-                files = expand(target.samples)
-                items = load_samples(self.model.model, files, folder, profiles)
+                items = load_samples(self.model.model, identity.expand(target.samples), folder, profiles)
             else:
                 items = make_samples(self.model.model, profiles, folder)
-            tensors = [tensor for item in items for tensor in (*item["inputs"], *(item["expected"] or ()))]
-            digests = [[tensor["name"], tensor["dtype"], list(tensor["shape"]), file_digest(tensor["file"])] for tensor in tensors]
-            return Samples(tuple(items), digest_of(digests))
+            return Samples(tuple(items), key)
 
         return self._once.get(("samples", key), make)
 
@@ -159,40 +156,64 @@ class SharedWork:
     def _computed(self, samples: Samples, target: Target) -> References:
         """Outputs from onnx.reference within its budget, else from ONNX Runtime on the CPU."""
 
-        def independent() -> References:
-            folder = self._folder / f"reference-{samples.digest[7:19]}"
-            folder.mkdir(parents=True)
-            found = reference_outputs(
-                self.model.staged / "model.onnx",
-                samples.items,
-                folder,
-                budget_seconds=target.validation.reference_budget,
-                memory_bytes=self._options.memory,
-                cancel=self._cancel,
-            )
-            if found.outputs is None:
-                return References(None, None, found.reason or "onnx.reference gave no outputs")
-            return References("onnx.reference", tuple(found.outputs))
-
-        reference = self._once.get(("reference", samples.digest, target.validation.reference_budget), independent)
+        budget = target.validation.reference_budget
+        reference = self._once.get(("reference", samples.identity, budget), lambda: self._stored("onnx.reference", samples, target))
         if reference.outputs is not None:
             return reference
-        runtime = self._once.get(("runtime", samples.digest), lambda: self._runtime_reference(samples, target))
+        runtime = self._once.get(("runtime", samples.identity), lambda: self._stored("onnxruntime-cpu", samples, target))
         if runtime.outputs is None:
             return References(None, None, f"{reference.reason}; {runtime.reason}")
         same = target.backend == "onnxruntime" and target.provider != "cuda"
         return References("same-runtime" if same else "onnxruntime-cpu", runtime.outputs, reference.reason)
 
+    def _stored(self, kind: ReferenceKind, samples: Samples, target: Target) -> References:
+        """Outputs of one kind, from the store when it has them. That there are none is not kept: the next machine may be faster."""
+        key = identity.reference(kind, self._library(kind), self.model.model.digest, samples.identity)
+        found = self.cached.reference(key)
+        outputs = self.cached.fetch_outputs(found["outputs"]) if found else None
+        if outputs is not None:
+            return References(kind, outputs)
+        make = self._onnx_reference if kind == "onnx.reference" else self._runtime_reference
+        made = make(samples, target)
+        if made.outputs is not None:
+            self.cached.keep_outputs("reference", key, {"what": f"{self.model.name}: {kind}"}, made.outputs)
+        return made
+
+    def _library(self, kind: ReferenceKind) -> str:
+        """The version of what computes a reference of ``kind``."""
+        if kind == "onnx.reference":
+            return metadata.version("onnx")
+        able = self._able()
+        return str(able[0].host()["backends"]["onnxruntime"]["version"]) if able else "none"
+
+    def _able(self) -> list[Runner]:
+        """Runners that can compute a reference with ONNX Runtime."""
+        runners = [runner for runner in self._farm.runners if runner.kind == "process"]
+        return [runner for runner in runners if "version" in runner.host()["backends"]["onnxruntime"]]
+
+    def _onnx_reference(self, samples: Samples, target: Target) -> References:
+        folder = self._folder / f"reference-{samples.identity[7:19]}"
+        folder.mkdir(parents=True)
+        found = reference_outputs(
+            self.model.staged() / "model.onnx",
+            samples.items,
+            folder,
+            budget_seconds=target.validation.reference_budget,
+            memory_bytes=self._options.memory,
+            cancel=self._cancel,
+        )
+        if found.outputs is None:
+            return References(None, None, found.reason or "onnx.reference gave no outputs")
+        return References("onnx.reference", tuple(found.outputs))
+
     def _runtime_reference(self, samples: Samples, target: Target) -> References:
         """ONNX Runtime CPU on the model as given."""
-        able = [
-            runner for runner in self._farm.runners if runner.kind == "process" and "version" in runner.host()["backends"]["onnxruntime"]
-        ]
+        able = self._able()
         if not able:
             return References(None, None, "no runner has ONNX Runtime")
-        folder = self._folder / f"runtime-{samples.digest[7:19]}"
+        folder = self._folder / f"runtime-{samples.identity[7:19]}"
         folder.mkdir(parents=True)
-        engine = {f"model/{name}": path for name, path in staged_files(self.model.staged).items()}
+        engine = {f"model/{name}": path for name, path in staged_files(self.model.staged()).items()}
         request, inputs = validate_request("onnxruntime", "cpu", "model/model.onnx", samples, warmup=0, runs=1, soak=0.0)
         step = Step(
             request=request,
@@ -213,35 +234,6 @@ class SharedWork:
 
 def _ignore(_event: object) -> None:
     """A reference run is no step of a build: its phases are nobody's progress."""
-
-
-def expand(names: Sequence[str]) -> list[Path]:
-    """Sample files, globs expanded in sorted order; raises EnginefarmError(SAMPLES_BAD) for a glob that matches nothing."""
-    files: list[Path] = []
-    for name in names:
-        path = Path(name)
-        found = [path]
-        if not os.path.lexists(path) and any(mark in name for mark in "*?["):
-            try:
-                found = sorted(Path(path.anchor or ".").glob(str(path.relative_to(path.anchor))))
-            except (OSError, ValueError) as error:
-                raise EnginefarmError(SAMPLES_BAD, f"samples: {name} is no pattern for files: {error}", fix=_SAMPLES_FIX) from None
-        if not found:
-            raise EnginefarmError(SAMPLES_BAD, f"no file matches samples: {name}", fix=_SAMPLES_FIX)
-        files += found
-    for path in files:
-        _check_regular(path)
-    return files
-
-
-def _check_regular(path: Path) -> None:
-    """A pipe or a device would never end."""
-    try:
-        regular = stat.S_ISREG(path.stat().st_mode)
-    except OSError as error:
-        raise EnginefarmError(SAMPLES_BAD, f"samples: {path} cannot be read: {error.strerror}", fix=_SAMPLES_FIX) from None
-    if not regular:
-        raise EnginefarmError(SAMPLES_BAD, f"samples: {path} is not a regular file", fix=_SAMPLES_FIX)
 
 
 def staged_files(folder: Path) -> dict[str, Path]:

@@ -33,7 +33,7 @@ RULES = {
     "verdict": ("P105", "engine's verdict is not one that the policy asks for"),
     "maximum_age_days": ("P106", "engine is older than the policy allows"),
     "forbidden_precisions": ("P107", "precision is forbidden"),
-    "signature": ("P108", "engine is not signed"),
+    "signature": ("P108", "manifest is not signed by a trusted key"),
     "except": ("P109", "exception of the policy has expired"),
 }
 """Rule -> its stable code and a title."""
@@ -59,7 +59,7 @@ class Exemption(_Frozen):
 
 
 class Rules(_Frozen):
-    """The keys of policy.yaml, but for ``except``."""
+    """The keys of policy.yaml, but for ``except``. ``trusted_keys`` are public key files, from the policy's folder."""
 
     minimum_driver: Version | None = None
     cuda: VersionRange | None = None
@@ -69,6 +69,7 @@ class Rules(_Frozen):
     maximum_age_days: Annotated[int, Field(ge=1, le=36500)] | None = None
     forbidden_precisions: tuple[Precision, ...] = ()
     signature: bool = False
+    trusted_keys: tuple[_Text, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,11 @@ class Policy:
     rules: Rules
     exemptions: tuple[tuple[Exemption, Where], ...] = ()
     path: Path = field(default=DEFAULT)
+
+    @property
+    def keys(self) -> list[Path]:
+        """The public keys, one of which has to have signed."""
+        return [self.path.parent / key for key in self.rules.trusted_keys]
 
     def exempt(self, name: str, rule: str, today: dt.date) -> bool:
         """Whether ``rule`` is not checked for the target or runner ``name``."""
@@ -111,6 +117,10 @@ def _bind(root: Mapping, path: Path, problems: list[EnginefarmError]) -> Policy:
     bound = binder.fields(Mapping(entries, root.keys, root.where), Rules)
     problems += binder.problems
     rules = _validated(Rules, bound, problems, root.where)
+    if rules is not None and rules.signature and not rules.trusted_keys:
+        where = bound["signature"].where
+        fix = "name public keys: trusted_keys: [release.pub]"
+        problems.append(EnginefarmError(CONFIG_VALUE, "signature is required and no key is trusted", where=where, fix=fix))
     exemptions: list[tuple[Exemption, Where]] = []
     node = root.entries.get("except")
     if isinstance(node, Sequence):

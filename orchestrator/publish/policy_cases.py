@@ -31,7 +31,7 @@ from orchestrator.publish.policy import RULES, Policy
 from orchestrator.publish.policy_check import Checker
 
 _KINDS = ("target", "engine", "runner")
-_KEYS = ("name", *_KINDS, "locked", "today", "expect")
+_KEYS = ("name", *_KINDS, "locked", "signed", "today", "expect")
 _CODES = {code for code, _ in RULES.values()}
 
 
@@ -43,6 +43,7 @@ class Case:
     expect: tuple[str, ...]
     where: Where
     locked: bool = False
+    signed: bool = False
     today: dt.date | None = None
 
 
@@ -84,7 +85,7 @@ def run_case(policy: Policy, case: Case, now: dt.datetime) -> CaseResult:
     if case.kind == "target":
         checker.target(name, case.subject, lambda _: case.where, locked=case.locked)
     elif case.kind == "engine":
-        checker.engine(name, case.subject, None, lambda _: case.where)
+        checker.engine(name, case.subject, None, lambda _: case.where, unsigned=None if case.signed else "the case says so")
     else:
         checker.runner(name, case.subject, case.where)
     return CaseResult(case, tuple(dict.fromkeys(finding.code for finding in checker.findings)))
@@ -118,7 +119,8 @@ def _case(node: Node, problems: list[EnginefarmError]) -> Case | None:
         return None
     said = {name: _plain(child) for name, child in node.entries.items()}
     name = str(said.get("name") or f"case at line {node.where.line}")
-    return Case(name, kinds[0], said[kinds[0]], tuple(expect), node.where, said.get("locked") == "true", today)
+    locked, signed = (said.get(key) == "true" for key in ("locked", "signed"))
+    return Case(name, kinds[0], said[kinds[0]], tuple(expect), node.where, locked, signed, today)
 
 
 def _day(node: Node | None, wrong: Any) -> dt.date | None:

@@ -72,8 +72,11 @@ class Checker:
         self._image(subject, fields.get("image"), locked, place)
         self._precision(subject, fields.get("precision"), place)
 
-    def engine(self, name: str, record: Mapping[str, Any], created_at: str | None, place: Place) -> None:
-        """An engine: its record in a manifest; one without a file is none and breaks no rule."""
+    def engine(
+        self, name: str, record: Mapping[str, Any], created_at: str | None, place: Place, *, unsigned: str | None = "nobody verified it"
+    ) -> None:
+        """An engine: its record in a manifest; one without a file is none and breaks no rule. ``unsigned``: what is wrong with the
+        manifest's signature, None when a trusted key signed it."""
         if not record.get("file"):
             return
         subject = self._subject("engine", name, place("target"), record.get("target"))
@@ -85,9 +88,9 @@ class Checker:
         self._age(subject, record.get("built_at") or created_at, place)
         built_on = record.get("built_on") or {}
         self._driver(subject, built_on, "the host that built it has", place("built_on"))
-        if self.rules.signature:
-            why = "this release of enginefarm can read no signature, and what cannot be checked is refused"
-            self._add("signature", subject, "the engine is not signed", why, "set signature: false in the policy", place("file"))
+        if self.rules.signature and unsigned is not None:
+            what = "its manifest is not signed by a trusted key"
+            self._add("signature", subject, what, unsigned, "enginefarm sign MANIFEST --key release.key", place("file"))
 
     def runner(self, name: str, host: Mapping[str, Any], where: Where) -> None:
         """A runner, by its host description."""

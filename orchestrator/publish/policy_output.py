@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 from xml.etree import ElementTree as ET
 
 from orchestrator import __version__
@@ -47,7 +48,7 @@ def _result(finding: Finding, index: int) -> dict[str, Any]:
         region = {"startLine": finding.where.line or 1}
         if finding.where.column:
             region["startColumn"] = finding.where.column
-        place = {"artifactLocation": {"uri": finding.where.file.replace("\\", "/")}, "region": region}
+        place = {"artifactLocation": {"uri": quote(finding.where.file.replace("\\", "/"))}, "region": region}
         result["locations"] = [{"physicalLocation": place}]
     return result
 

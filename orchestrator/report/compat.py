@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.report.text import columns, hang, safe
-from orchestrator.verdict.compat import VERDICTS, Grid, Pair
+from orchestrator.verdict.compat import VERDICTS, Grid, Pair, Trial
 
 SHORT = {"loads": "loads", "loads-with-warning": "warning", "unknown": "unknown", "does-not-load": "no"}
 STATUS = {"loads": "passed", "loads-with-warning": "self-consistent", "unknown": "unvalidated", "does-not-load": "failed"}
@@ -39,7 +39,7 @@ def summary(found: Grid) -> str:
     loads, warning, unknown, refused = (counts[verdict] for verdict in VERDICTS)
     text = f"{len(found.pairs)} pairs: {loads} load, {warning} with a warning, {unknown} unknown, {refused} do not load"
     wrong = sum(pair.disagrees for pair in found.pairs)
-    return text + (f"; {wrong} predictions were wrong" if wrong else "")
+    return text + (f"; {wrong} prediction{' was' if wrong == 1 else 's were'} wrong" if wrong else "")
 
 
 def pair_lines(pair: Pair, width: int | None) -> Lines:
@@ -63,7 +63,15 @@ def pair_lines(pair: Pair, width: int | None) -> Lines:
             lines += [(line, "") for line in hang("", f"fix: {safe(rule['fix'])}", width, indent)]
     if pair.trial is not None:
         lines += [("", ""), *_hung("  tried: ", f"{pair.trial.outcome}; {pair.trial.text}", width)]
+        lines += _explained(pair.trial, "    ", width)
     return lines
+
+
+def _explained(trial: Trial, indent: str, width: int | None) -> Lines:
+    """What the failure catalogue makes of a trial's log, and where the log is."""
+    cause = trial.cause or {}
+    told = [("cause", f"{cause['sentence']} ({cause['code']})" if cause else ""), ("fix", cause.get("fix")), ("log", trial.log)]
+    return [line for label, text in told if text for line in _hung(f"{indent}{label}: ", str(text), width)]
 
 
 def _hung(label: str, text: str, width: int | None) -> Lines:
@@ -116,11 +124,12 @@ def _lists(found: Grid, width: int | None) -> Lines:
 
 
 def _trials(found: Grid, width: int | None) -> Lines:
-    tried = [pair for pair in found.pairs if pair.trial is not None]
+    tried = sorted((pair for pair in found.pairs if pair.trial is not None), key=lambda pair: not pair.disagrees)
     lines: Lines = [("", ""), ("TRIED", "header")] if tried else []
     for pair in tried:
         assert pair.trial is not None  # noqa: S101
         lines += _hung(f"{pair.engine} on {pair.host}: ", f"{pair.trial.outcome}; {pair.trial.text}", width)
+        lines += _explained(pair.trial, "  ", width)
     return lines
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from types import TracebackType
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -37,6 +37,7 @@ class LiveTable:
         self._total = 0
         self._ended = 0
         self._started = time.monotonic()
+        self.stopping = ""  # what is said below the table once the run is being stopped
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=8, transient=True)
 
     def __enter__(self) -> LiveTable:
@@ -67,9 +68,9 @@ class LiveTable:
 
     def _permanent(self, line: str, style: str) -> None:
         if self._verbosity >= 0 or style == STYLES["failed"]:
-            self._console.print(Text(safe(line), style=style))
+            self._console.print(Text(safe(line), style="" if self._console.no_color else style))
 
-    def _render(self) -> Table:
+    def _render(self) -> RenderableType:
         table = Table.grid(padding=(0, 2))
         for _ in range(4):
             table.add_column(no_wrap=True)
@@ -78,4 +79,4 @@ class LiveTable:
             table.add_row(f"  {safe(model)} {safe(target)}", running.step, safe(running.phase), duration(now - running.since))
         if self._total:
             table.add_row(f"{self._ended} of {self._total} done", "", "", duration(now - self._started))
-        return table
+        return Group(table, Text(self.stopping)) if self.stopping else table

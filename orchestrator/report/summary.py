@@ -7,14 +7,15 @@ from typing import Any
 
 from orchestrator.pipeline.build import Outcome
 from orchestrator.pipeline.run import RunOutcome
-from orchestrator.report.text import columns, duration, hang, safe, size
+from orchestrator.report.text import columns, command_line, duration, hang, safe, size
 
 SUMMARY_SCHEMA = "enginefarm.build/1"
 ORDER = ("passed", "self-consistent", "unvalidated", "failed", "skipped", "interrupted")
 
 
-def table(result: RunOutcome, width: int | None) -> list[tuple[str, str]]:
-    """(line, status) of the result table; ``width`` in columns, None when the output is no terminal."""
+def table(result: RunOutcome, width: int | None, command: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """(line, status) of the result table; ``width`` in columns, None when the output is no terminal; ``command`` is how the run was
+    started, told again when it was interrupted."""
     lines: list[tuple[str, str]] = []
     for entry in result.committed:
         mine = [outcome for outcome in result.outcomes if outcome.build.model.name == entry.model]
@@ -25,7 +26,15 @@ def table(result: RunOutcome, width: int | None) -> list[tuple[str, str]]:
     if result.interrupted:
         names = ", ".join(f"{build.model.name} {build.effective.target.name}" for build in result.interrupted)
         lines += [("", ""), *((line, "unvalidated") for line in hang("interrupted: ", safe(names), width, 0))]
+        if command:
+            lines.append((f"resume: {resume_command(command)}", ""))
     return [*lines, (totals(result), "")]
+
+
+def resume_command(command: Sequence[str]) -> str:
+    """The same command to paste into a shell; with --force it would begin from the start."""
+    end = command.index("--") if "--" in command else len(command)
+    return command_line([word for number, word in enumerate(command) if word != "--force" or number > end])
 
 
 def _model_table(model: str, version: int, files: Any, outcomes: Sequence[Outcome], width: int | None) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from orchestrator.runners.docker_engine import Engine
 from orchestrator.runners.lease import is_stale
 
 _PULLED = "enginefarm-pulled-"
+_INPUTS = re.compile(r"^enginefarm-inputs-[0-9a-f]{64}$")
 _IN_USE = 409
 
 
@@ -94,6 +95,9 @@ def _volumes(engine: Engine) -> list[_Item]:
     sizes = {volume["Name"]: (volume.get("UsageData") or {}).get("Size", 0) for volume in engine.api.df().get("Volumes") or []}
     listed: Sequence[Mapping[str, Any]] = engine.api.volumes(filters={"label": marks.KIND}).get("Volumes") or []
     ours = [volume for volume in listed if (volume.get("Labels") or {}).get(marks.KIND) in ("inputs", "step")]
+    # Podman 4 drops the labels of a volume that it makes together with a container
+    every: Sequence[Mapping[str, Any]] = engine.api.volumes().get("Volumes") or []
+    ours += [volume for volume in every if not volume.get("Labels") and _INPUTS.match(volume["Name"])]
     return [_Item(v["Name"], max(sizes.get(v["Name"], 0), 0), marks.engine_time(v["CreatedAt"]), image=False) for v in ours]
 
 

@@ -199,11 +199,12 @@ class DockerRunner:
         """Id and environment of the step's image, which is pulled when it is not there. Raises EnginefarmError."""
         assert step.image is not None  # noqa: S101  (checked by _run)
         with engine_errors(self.name, f"find the image {step.image}"):
-            was_there = _is_there(engine, step.image)
+            found = _on_engine(engine, step.image)
             image_id = self.ensure_image(engine.client, step.image, step.platform, on_event, cancel)
-            if not was_there:
+            if found is None:
                 clean.remember_pulled(engine, image_id, self._marks("pulled", 0))
-            found = engine.api.inspect_image(image_id)
+            if found is None or found["Id"] != image_id:
+                found = engine.api.inspect_image(image_id)
         platform = f"{found.get('Os')}/{found.get('Architecture')}"
         wanted = engine.platform if step.platform == "any" else step.platform
         if platform != wanted or (step.compute_capability and platform != engine.platform):
@@ -277,14 +278,15 @@ class DockerRunner:
         return StepResult(result=result, folder=folder, log=log, seconds=ended.seconds)
 
 
-def _is_there(engine: Engine, image: str) -> bool:
+def _on_engine(engine: Engine, image: str) -> Mapping[str, Any] | None:
+    """What the engine says of an image; None when it is not there."""
     import docker.errors
 
     try:
-        engine.api.inspect_image(image)
+        found: Mapping[str, Any] = engine.api.inspect_image(image)
     except docker.errors.NotFound:
-        return False
-    return True
+        return None
+    return found
 
 
 def _environment(image: Mapping[str, str], options: GpuOptions) -> dict[str, str]:

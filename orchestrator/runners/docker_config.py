@@ -48,43 +48,43 @@ _MOST_UID = 2**31 - 1
 Expand = Callable[[str, Where], str]
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class _Tls(_Strict):
+class _Tls(Strict):
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
 
 
-class _Gpu(_Strict):
+class _Gpu(Strict):
     mode: Literal["auto", "request", "cdi", "runtime", "devices", "none"] = "auto"
     devices: tuple[str, ...] = ()
     driver_folder: str | None = None
 
 
-class _Jetson(_Strict):
+class _Jetson(Strict):
     l4t: str | None = None
     jetpack: str | None = None
     model: str | None = None
 
 
-class _DeclaredGpu(_Strict):
+class _DeclaredGpu(Strict):
     name: str
     compute_capability: Capability
     memory: Bytes | None = None
     uuid: str | None = None
 
 
-class _Overrides(_Strict):
+class OverridesConfig(Strict):
     gpus: tuple[str, ...] | None = None  # mappings: read by _declared_gpus
     driver: str | None = None
     cuda: str | None = None
     jetson: _Jetson | None = None
 
 
-class DockerConfig(_Strict):
+class DockerConfig(Strict):
     """One entry of ``runners:`` with ``type: docker``."""
 
     type: Literal["docker"]
@@ -95,10 +95,10 @@ class DockerConfig(_Strict):
     slots: int | None = None
     labels: tuple[Label, ...] = ()
     probe_image: str | None = None
-    overrides: _Overrides | None = None
+    overrides: OverridesConfig | None = None
 
 
-class _Reader:
+class Reader:
     """Values of one entry, with ``${env:X}`` replaced; everything wrong is collected."""
 
     def __init__(
@@ -155,13 +155,13 @@ def docker_runner(
     """The runner of one entry; None when ``problems`` got longer. ``folder`` is where the file lies."""
     before = len(problems)
     binder = Binder()
-    plain, gpu_node = _without_gpus(node)
+    plain, gpu_node = without_gpus(node)
     bound = binder.fields(plain, DockerConfig, f"runners.{name}.")
     problems += binder.problems
-    reader = _Reader(name, bound, where, folder, expand, problems)
+    reader = Reader(name, bound, where, folder, expand, problems)
     address = _address(reader)
     access = _gpu_access(reader)
-    overrides = _overrides(reader, gpu_node, f"runners.{name}.overrides.gpus")
+    overrides = overrides_of(reader, gpu_node, f"runners.{name}.overrides.gpus")
     slots, uid = reader.value("slots"), reader.value("uid")
     if slots is not None and not 1 <= slots <= most_slots:
         reader.wrong("slots", f"slots is between 1 and {most_slots}, not {slots}")
@@ -184,7 +184,7 @@ def docker_runner(
     )
 
 
-def _address(reader: _Reader) -> Address:
+def _address(reader: Reader) -> Address:
     from orchestrator.runners.docker_engine import Address, Tls
 
     text = reader.text("engine")
@@ -203,7 +203,7 @@ def _address(reader: _Reader) -> Address:
     return Address(text, Tls(**files))
 
 
-def _gpu_access(reader: _Reader) -> GpuAccess:
+def _gpu_access(reader: Reader) -> GpuAccess:
     from orchestrator.runners.docker_gpu import GpuAccess
 
     mode = reader.value("gpu.mode", "auto")
@@ -220,7 +220,7 @@ def _gpu_access(reader: _Reader) -> GpuAccess:
     return GpuAccess(mode, devices, folder)
 
 
-def _overrides(reader: _Reader, gpus: Node | None, prefix: str) -> Overrides:
+def overrides_of(reader: Reader, gpus: Node | None, prefix: str) -> Overrides:
     from orchestrator.runners.docker_host import Overrides
 
     jetson = {part: reader.text(f"overrides.jetson.{part}") for part in ("l4t", "jetpack", "model")}
@@ -232,7 +232,7 @@ def _overrides(reader: _Reader, gpus: Node | None, prefix: str) -> Overrides:
     )
 
 
-def _without_gpus(node: Mapping) -> tuple[Mapping, Node | None]:
+def without_gpus(node: Mapping) -> tuple[Mapping, Node | None]:
     """The entry without ``overrides.gpus``, a list of mappings that the binder does not know, and that list."""
     overrides = node.entries.get("overrides")
     if not isinstance(overrides, Mapping) or "gpus" not in overrides.entries:
@@ -242,7 +242,7 @@ def _without_gpus(node: Mapping) -> tuple[Mapping, Node | None]:
     return Mapping({**node.entries, "overrides": plain}, node.keys, node.where), overrides.entries["gpus"]
 
 
-def _declared_gpus(node: Node, prefix: str, reader: _Reader) -> tuple[DeclaredGpu, ...]:
+def _declared_gpus(node: Node, prefix: str, reader: Reader) -> tuple[DeclaredGpu, ...]:
     from orchestrator.runners.docker_host import DeclaredGpu
 
     found = []

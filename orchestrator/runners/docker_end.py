@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from orchestrator import errors
 from orchestrator.errors import EnginefarmError
-from orchestrator.portable.worker.errors import kind_of_text
+from orchestrator.portable.worker.errors import kind_of_text, memory_limit_text
 from orchestrator.runners.base import Step
 from orchestrator.runners.docker_engine import Engine
 from orchestrator.runners.docker_files import Received
@@ -31,12 +31,12 @@ def raise_for_end(engine: Engine, ended: Ended, state: Mapping[str, Any], step: 
     if state.get("OOMKilled"):
         raise EnginefarmError(
             errors.STEP_MEMORY,
-            f"the {name} step ran out of memory and was killed (its limit was {memory} bytes)",
+            f"the {name} step ran out of memory and was killed ({memory_limit_text(memory)})",
             why=tail or None,
             fix="give it more: limits.memory in the target, or --memory",
             log=str(log),
         )
-    if ended.code in _NOT_FOUND:
+    if ended.code in _NOT_FOUND or "failed to exec pid1" in tail:  # the latter is Podman's catatonit, which exits with 1
         what = "the image has no python3 that can be started"
         fix = "take an image with Python 3.6 or newer on its PATH: every TensorRT image of NVIDIA has one"
         raise EnginefarmError(errors.IMAGE_UNFIT, what, why=tail or None, fix=fix, log=str(log))
@@ -45,7 +45,7 @@ def raise_for_end(engine: Engine, ended: Ended, state: Mapping[str, Any], step: 
     if ended.code in _OUTSIDE and not _stays(engine):
         raise EnginefarmError(errors.ENGINE_LOST, f"the engine of runner {engine.runner} stopped during the {name} step", log=str(log))
     if kind_of_text(tail) == "out-of-memory":
-        what = f"the {name} step ran out of memory and died (its limit was {memory} bytes)"
+        what = f"the {name} step ran out of memory and died ({memory_limit_text(memory)})"
         raise EnginefarmError(errors.STEP_MEMORY, what, why=tail, log=str(log))
     code = _SIGNALLED - ended.code if ended.code > _SIGNALLED else ended.code
     why = tail or None

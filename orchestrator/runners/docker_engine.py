@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from orchestrator import errors
 from orchestrator.errors import EnginefarmError
+from orchestrator.images.engine import is_podman
 from orchestrator.runners.docker_errors import engine_errors
 
 DEFAULT_SOCKET = "/var/run/docker.sock"
@@ -77,6 +78,8 @@ class Engine:
     @property
     def id(self) -> str:
         """What tells this engine from every other one, however it was reached."""
+        if is_podman(self.version):
+            return f"podman {self.info.get('Name')} {self.info.get('DockerRootDir')}"
         return str(self.info.get("ID") or self.address)
 
     @property

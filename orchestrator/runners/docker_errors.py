@@ -13,6 +13,12 @@ from orchestrator.portable.worker.errors import kind_of_text
 _TEXTS: tuple[tuple[str, Kind, str, str], ...] = (
     # (pattern, kind, what, fix)
     (
+        r'could not select device driver \\?"cdi',
+        errors.GPU_ACCESS,
+        "the engine of runner {runner} has no CDI",
+        "CDI is in Docker 25 and newer, switched on with `features: {cdi: true}` in its daemon.json; or set another gpu.mode",
+    ),
+    (
         r"could not select device driver",
         errors.GPU_ACCESS,
         "runner {runner} has no driver for GPU requests",
@@ -31,7 +37,7 @@ _TEXTS: tuple[tuple[str, Kind, str, str], ...] = (
         "`nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml` on that host, and switch on CDI in its engine",
     ),
     (
-        r"adding custom device",
+        r"adding custom device|stat /dev/\S+: no such file",
         errors.GPU_DEVICE,
         "a device node of gpu.devices does not exist on the host of runner {runner}",
         "`nvidia-modprobe -u -c=0` on that host makes them; or mend gpu.devices",
@@ -41,6 +47,12 @@ _TEXTS: tuple[tuple[str, Kind, str, str], ...] = (
         errors.GPU_ACCESS,
         "NVIDIA's container runtime refused on runner {runner}",
         "see what it says about the driver; a newer driver, or an older image",
+    ),
+    (
+        r"container-init binary not found",
+        errors.ENGINE_REFUSED,
+        "Podman on runner {runner} has no init program for its containers",
+        "`apt-get install catatonit` (or tini) on that host",
     ),
     (
         r"(exec|stat)[^\n]*(no such file or directory|executable file not found)|executable file not found",

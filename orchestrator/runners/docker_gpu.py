@@ -89,7 +89,9 @@ def _devices(access: GpuAccess, gpus: Sequence[Mapping[str, Any]] | None, found:
     nodes = access.devices or ("/dev/nvidia0", *DRIVER_DEVICES)
     numbered = sorted((node for node in nodes if _NUMBERED.match(node)), key=lambda node: int(node[len("/dev/nvidia") :]))
     chosen = set(numbered)
-    if gpus is not None and len(numbered) > 1:
+    # of a declared slice (MIG) nobody knows which GPU it is a part of: its uuid alone keeps the others out
+    placed = gpus is not None and all("mig" in gpu or not str(gpu.get("uuid")).startswith("MIG-") for gpu in gpus)
+    if gpus is not None and placed and len(numbered) > 1:
         chosen = {numbered[gpu["index"]] for gpu in gpus if gpu.get("index", len(numbered)) < len(numbered)}
     found.host_config["devices"] = [f"{node}:{node}:rw" for node in nodes if node not in numbered or node in chosen]
     if access.driver_folder:

@@ -50,6 +50,7 @@ def base_host(engine: Engine, access: GpuAccess) -> dict[str, Any]:
         "cpu": {"model": str(info.get("Architecture") or "unknown"), "count": int(info.get("NCPU") or 1)},
         "memory_bytes": info.get("MemTotal") or None,
         "gpus": [],
+        "mig": [],
         "driver": None,
         "jetson": None,
         "container": True,
@@ -82,7 +83,7 @@ def free_disk(engine: Engine) -> int | None:
 
 def with_probe(host: dict[str, Any], probed: Host, *, in_image: bool) -> dict[str, Any]:
     """Add what a probe saw. ``in_image``: it ran in a container, so its Python and backends are those of that image."""
-    names = ["gpus", "driver", "jetson", "cpu"] + (["libc", "python", "backends"] if in_image else [])
+    names = ["gpus", "mig", "driver", "jetson", "cpu"] + (["libc", "python", "backends"] if in_image else [])
     merged = host | {name: probed[name] for name in names}
     count = int(host["cpu"]["count"])
     return merged | {"cpu": {"model": probed["cpu"]["model"], "count": count}}

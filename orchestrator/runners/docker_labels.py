@@ -123,6 +123,12 @@ class Claims:
             self._taken.discard((engine, name))
 
 
+def name_taken(error: Any) -> bool:
+    """Whether an engine (``docker.errors.APIError``) made no container because its name exists: Docker says 409, Podman 4 says 500."""
+    said = str(error.explanation or error)
+    return error.status_code == 409 or (error.status_code == 500 and "name" in said and "already in use" in said)
+
+
 @contextlib.contextmanager
 def already_gone() -> Iterator[None]:
     """For a removal: what is not there any more, or on its way out, is what was wanted."""

@@ -30,7 +30,6 @@ RENEW_SECONDS = 15.0
 _POLL_SECONDS = 1.0  # how often the engine is asked while waiting
 _LOCAL_POLL_SECONDS = 0.1
 _AGE_SECONDS = 10.0  # how often the age of a lease is looked at, which takes the engine more than a look at its owner
-_TAKEN = 409  # the engine's answer when a container of that name exists
 _FILE = "enginefarm-lease"
 _LOG = logging.getLogger(__name__)
 
@@ -144,7 +143,7 @@ def _try(
                 )
                 return str(made["Id"]), None
             except docker.errors.APIError as error:
-                if error.status_code != _TAKEN:
+                if not marks.name_taken(error):
                     raise
             try:
                 theirs = engine.api.inspect_container(name)

@@ -8,6 +8,9 @@
         python: ${env:HOME}/venvs/trt/bin/python    # default: the interpreter that runs enginefarm
         slots: 2                                    # steps at a time; default: one per CPU, at most 8
         labels: [fast]
+      xavier:
+        type: process
+        ssh: nvidia@xavier-1                        # on another machine; its fields: runners/ssh_config.py
       lab:
         type: docker                                # its fields: runners/docker_config.py
         engine: ssh://ci@lab-3
@@ -126,6 +129,10 @@ def _runner(name: str, key: Scalar, node: Mapping, path: Path, problems: list[En
         from orchestrator.runners.docker_config import docker_runner
 
         return docker_runner(name, key.where, node, path.parent, _expand, _MOST_SLOTS, problems)
+    if "ssh" in node.entries:
+        from orchestrator.runners.ssh_config import ssh_runner
+
+        return ssh_runner(name, key.where, node, path.parent, _expand, _MOST_SLOTS, problems)
     if kind is None and "engine" in node.entries:
         what = f"runners.{name} has an engine and no type"
         problems.append(EnginefarmError(CONFIG_VALUE, what, where=key.where, fix="write type: docker"))

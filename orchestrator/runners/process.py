@@ -47,6 +47,7 @@ class ProcessRunner:
         self.python = str(python or sys.executable)
         self.slots = slots or min(_cpus(), MOST_SLOTS)
         self.labels = labels
+        self.known: Host | None = None  # a probe's answer that still holds: spares the probe
         self._host: Host | None = None
         self._host_lock = threading.Lock()
 
@@ -54,7 +55,7 @@ class ProcessRunner:
         """The host description; probed once, then remembered. Raises EnginefarmError RUNNER_BROKEN."""
         with self._host_lock:
             if self._host is None:
-                self._host = self._probe()
+                self._host = self.known or self._probe()
             return self._host
 
     def run(self, step: Step, folder: Path, on_event: Callable[[WorkerEvent], None], cancel: Cancel) -> StepResult:
@@ -138,14 +139,15 @@ def _cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _safe(name: object) -> bool:
+def is_safe_name(name: object) -> bool:
+    """Whether a path stays in the folder that it is relative to."""
     return isinstance(name, str) and bool(name) and not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts
 
 
 def _place_inputs(step: Step, folder: Path) -> None:
     """Put the inputs into ``folder``, read-only. Raises OSError; ValueError for a name that leaves the folder."""
     for name in step.inputs:
-        if not _safe(name):
+        if not is_safe_name(name):
             raise ValueError(f"input name {name!r} leaves the step's folder")
     linked = set()
     for top in step.shared_inputs:
@@ -265,7 +267,7 @@ def read_result(folder: Path, request: Mapping[str, Any], log: Path) -> Mapping[
         if not isinstance(result.get("ok"), bool) or not (result["ok"] or isinstance(result.get("error"), dict)):
             raise ValueError("it does not say how the step ended")
         for name in named_files(result):
-            if not _safe(name) or not stat.S_ISREG((folder / name).lstat().st_mode):
+            if not is_safe_name(name) or not stat.S_ISREG((folder / name).lstat().st_mode):
                 raise ValueError(f"it names {name!r}, which is no file of the step")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         if is_full(folder):

@@ -20,13 +20,15 @@ RUNS = ("loads", "loads slower")
 
 @dataclass(frozen=True)
 class EngineSubject:
-    """An engine, or a row of the matrix that would make one. ``facts`` as portable/facts/loads.py reads them."""
+    """An engine, or a row of the matrix that would make one. ``facts`` as portable/facts/loads.py reads them; ``notes`` are rules about
+    the file that hold on every host."""
 
     name: str
     facts: Mapping[str, Any]
     file: Path | None = None
     record: EngineRecord | None = None
     plugins: Mapping[str, Path] = field(default_factory=dict)
+    notes: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -42,13 +44,16 @@ class HostSubject:
 @dataclass(frozen=True)
 class Trial:
     """What happened when the engine was really loaded. ``outcome`` is "loads", "loads slower", "refused", "crashes at load",
-    "crashes under load" or "not tried"; ``agrees`` is None where the prediction was unknown or nothing was tried."""
+    "crashes under load" or "not tried"; ``agrees`` is None where the prediction was unknown or nothing was tried. ``cause`` is the best
+    that ``enginefarm explain`` finds in the child's log (code, kind, figures, sentence, fix); ``log`` is the file that it is kept in."""
 
     outcome: str
     text: str
     agrees: bool | None = None
     median_ms: float | None = None
     seconds: float | None = None
+    cause: Mapping[str, Any] | None = None
+    log: str | None = None
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ class Grid:
 
 def judge_pair(engine: EngineSubject, host: HostSubject) -> dict[str, Any]:
     """The verdict; where a host may have one of several GPUs and they differ, it is unknown and says so."""
-    answers = [loads.verdict(dict(engine.facts), dict(description)) for description in host.descriptions]
+    answers = [_noted(loads.verdict(dict(engine.facts), dict(description)), engine.notes) for description in host.descriptions]
     said = {answer["verdict"] for answer in answers}
     if len(said) == 1:
         return answers[0]
@@ -93,6 +98,15 @@ def judge_pair(engine: EngineSubject, host: HostSubject) -> dict[str, Any]:
     rule = {"rule": "gpu", "verdict": loads.UNKNOWN, "text": text, "evidence": "", "confidence": "measured"}
     rule |= {"source": f"the {host.kind} {host.name}", "fix": "name the host that it is for: --on RUNNER or --on host.json"}
     return {"verdict": loads.UNKNOWN, "reason": text, "rules": [rule, *worst["rules"]], "gpu": None}
+
+
+def _noted(answer: dict[str, Any], notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The answer with the rules of ``notes``; one of them decides when it is worse than all others."""
+    for note in notes:
+        answer = answer | {"rules": [*answer["rules"], note]}
+        if loads.SEVERITY[note["verdict"]] > loads.SEVERITY[answer["verdict"]]:
+            answer |= {"verdict": note["verdict"], "reason": note["text"]}
+    return answer
 
 
 def grid(engines: Sequence[EngineSubject], hosts: Sequence[HostSubject], trials: Mapping[tuple[str, str], Trial] | None = None) -> Grid:

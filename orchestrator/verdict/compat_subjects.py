@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.artifacts.entry import engine_facts
+from orchestrator.artifacts.entry import ENGINE_SUFFIXES, contradicted, engine_facts
+from orchestrator.artifacts.files import read_regular
 from orchestrator.artifacts.manifest import EngineRecord, Manifest, read_manifest
+from orchestrator.artifacts.names import parse_engine_file
 from orchestrator.artifacts.store import LATEST, follow_latest
-from orchestrator.errors import CONFIG_VALUE, DIGEST_MISMATCH, DISK, EMPTY_SELECTION, USAGE, EnginefarmError, Where, raise_all
+from orchestrator.errors import (
+    CONFIG_VALUE,
+    DIGEST_MISMATCH,
+    DISK,
+    EMPTY_SELECTION,
+    ENGINE_UNREADABLE,
+    USAGE,
+    EnginefarmError,
+    Where,
+    raise_all,
+)
 from orchestrator.matrix.schema import Target
 from orchestrator.portable.facts import images, loads, plan_header, support
+from orchestrator.portable.facts.loads_view import said
+from orchestrator.portable.runtime.errors import Refusal
+from orchestrator.portable.runtime.files import Expected, check, diagnose
 from orchestrator.portable.worker.protocol import HOST_SCHEMA
 from orchestrator.runners.base import Runner
 from orchestrator.verdict.compat import EngineSubject, HostSubject
@@ -21,6 +38,7 @@ from orchestrator.verdict.compat import EngineSubject, HostSubject
 MATRIX = "matrix"
 THIS = "this"
 ALL = "all"
+_MANIFEST = re.compile(r"_v\d+\.json$")
 _MOST_BYTES = 4 << 20  # of a host description
 
 
@@ -56,32 +74,79 @@ def engines_from(paths: Iterable[Path], targets: Iterable[Target]) -> list[Engin
 def _from_path(path: Path) -> list[EngineSubject]:
     if path.is_dir():
         latest = sorted(path.rglob(LATEST))
-        files = latest or sorted(item for item in path.iterdir() if item.suffix in (".engine", ".plan", ".trt"))
-        return [engine for item in files for engine in _from_path(item)]
+        return [engine for item in latest for engine in _from_path(item)] if latest else _from_folder(path)
+    if path.exists() and not path.is_file():
+        raise EnginefarmError(DISK, "this is no regular file", where=Where(file=str(path)), fix="give an engine, a manifest or a folder")
     if path.suffix == ".json":
         manifest = follow_latest(path)
         return _from_manifest(manifest, read_manifest(manifest))
     facts = engine_facts(path)
-    changed = [problem for problem in facts.problems if problem.kind is DIGEST_MISMATCH]
-    raise_all(changed)
+    raise_all(problem for problem in facts.problems if problem.kind is DIGEST_MISMATCH)
     record = facts.entry.record if facts.entry else None
     engine = loads.engine_of(record.model_dump(mode="json") if record else None, facts.header)
+    notes = tuple(_note(problem) for problem in facts.problems if not engine.get("problems") and _about_name(problem, path))
     folder = facts.entry.path.parent if facts.entry else path.parent
-    return [EngineSubject(path.name, engine, path, record, _plugins(record, folder))]
+    return [EngineSubject(path.name, engine, path, record, _plugins(record, folder), notes)]
+
+
+def _from_folder(folder: Path) -> list[EngineSubject]:
+    """Engines of the manifests in a folder, and every other file there that is an engine by its content or by its name."""
+    files = sorted(item for item in folder.iterdir() if item.is_file() and not item.name.startswith("."))
+    manifests = [item for item in files if _MANIFEST.search(item.name)]
+    found = [engine for item in manifests for engine in _from_path(item)]
+    named = {engine.file for engine in found}
+    return found + [engine for item in files if item not in named and _is_engine(item) for engine in _from_path(item)]
+
+
+def _is_engine(path: Path) -> bool:
+    by_name = path.suffix.lower() in ENGINE_SUFFIXES or parse_engine_file(path.name) is not None
+    return by_name or bool(plan_header.read(str(path))["kind"] != "not-a-plan")
+
+
+def _about_name(problem: EnginefarmError, path: Path) -> bool:
+    """Not the problem that an ONNX file is no plan, unless its name says that it is one."""
+    return problem.kind is not ENGINE_UNREADABLE or path.suffix.lower() in ENGINE_SUFFIXES
+
+
+def _note(problem: EnginefarmError) -> dict[str, Any]:
+    """A rule that warns of a name: the engine loads as what it is, and whoever goes by the name takes it for something else."""
+    text = f"{problem.what}: {problem.why}" if problem.why else problem.what
+    return said("name", loads.WARNING, text, "", "measured", "the file's own content", problem.fix or "")
 
 
 def _from_manifest(path: Path, manifest: Manifest) -> list[EngineSubject]:
-    """All engines of a manifest that have a file; files that are here are looked at too."""
+    """All engines of a manifest that have a file; files that are here are held against their digests."""
     found = []
     for record in manifest.engines:
         if record.file is None:
             continue
         file = path.parent / record.file
-        header = plan_header.read(str(file)) if file.is_file() else None
+        here = file if file.is_file() else None
+        header = plan_header.read(str(file)) if here else None
         engine = loads.engine_of(record.model_dump(mode="json"), header)
-        here = file if header is not None else None
-        found.append(EngineSubject(record.file, engine, here, record, _plugins(record, path.parent)))
+        notes: tuple[dict[str, Any], ...] = ()
+        if header is not None:
+            changed = _changed(file, record, manifest)
+            if changed is not None:
+                engine["problems"] = [changed, *engine.get("problems", ())]
+            said_by = f"{path.name} for target {record.target}"
+            contradiction = contradicted(file, header, record.backend, record.compute_capability, said_by)
+            notes = (_note(contradiction),) if contradiction and changed is None else ()
+        found.append(EngineSubject(record.file, engine, here, record, _plugins(record, path.parent), notes))
     return found
+
+
+def _changed(file: Path, record: EngineRecord, manifest: Manifest) -> dict[str, str] | None:
+    """What is wrong with a file that is not the one of its record, as a problem of plan_header.read."""
+    expected = Expected(str(file), str(record.digest), record.size_bytes)
+    try:
+        check(expected)
+    except Refusal as refusal:
+        others = [other for other in manifest.engines if other.file is not None and other.file != record.file]
+        found = diagnose(expected, [Expected(str(file.with_name(str(o.file))), str(o.digest), o.size_bytes) for o in others])
+        text = "; ".join(part for part in (refusal.why, found) if part)
+        return {"kind": refusal.kind or "corrupt-engine", "text": text, "fix": refusal.fix}
+    return None
 
 
 def _plugins(record: EngineRecord | None, folder: Path) -> dict[str, Path]:
@@ -132,7 +197,7 @@ def _named_once(engines: Sequence[EngineSubject]) -> list[EngineSubject]:
             seen[engine.name] = engine
         elif engine.file != seen[engine.name].file:
             name = f"{engine.file}" if engine.file else f"{engine.name} ({len(seen)})"
-            seen[name] = EngineSubject(name, engine.facts, engine.file, engine.record, engine.plugins)
+            seen[name] = replace(engine, name=name)
     return list(seen.values())
 
 
@@ -171,19 +236,25 @@ def host_of_runner(runner: Runner) -> HostSubject:
 
 
 def read_host(path: Path) -> dict[str, Any]:
-    """A host description (``enginefarm doctor --save``, ``worker.pyz probe``). Raises EnginefarmError (CONFIG_VALUE)."""
-    where = Where(file=str(path))
-    fix = "write one with: enginefarm doctor --save host.json"
+    """A host description (``enginefarm doctor --save``, ``worker.pyz probe``), also inside ``enginefarm doctor --json``.
+
+    Raises EnginefarmError (CONFIG_VALUE).
+    """
+
+    def unusable(why: str | None) -> EnginefarmError:
+        fix = "write one with: enginefarm doctor --save host.json (there: python3 worker.pyz probe > host.json)"
+        return EnginefarmError(CONFIG_VALUE, "host description cannot be used", where=Where(file=str(path)), why=why, fix=fix)
+
     try:
-        with path.open("rb") as file:
-            raw = file.read(_MOST_BYTES + 1)
+        raw = read_regular(path, _MOST_BYTES)
         host = json.loads(raw) if len(raw) <= _MOST_BYTES else None
     except OSError as error:
-        raise EnginefarmError(DISK, "the host description cannot be read", where=where, why=error.strerror, fix=fix) from error
+        raise unusable(error.strerror) from error
     except (ValueError, RecursionError) as error:
-        raise EnginefarmError(CONFIG_VALUE, "the host description is not JSON", where=where, why=str(error), fix=fix) from error
+        raise unusable(f"it is not JSON: {error}") from error
+    host = host.get("host", host) if isinstance(host, dict) else None
     if not isinstance(host, dict) or host.get("schema") != HOST_SCHEMA:
-        raise EnginefarmError(CONFIG_VALUE, f"this is no host description ({HOST_SCHEMA})", where=where, fix=fix)
+        raise unusable(f"it is no {HOST_SCHEMA}")
     return host
 
 

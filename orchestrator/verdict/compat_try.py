@@ -2,40 +2,91 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import statistics
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestrator import errors
-from orchestrator.artifacts.files import sha256_file
+from orchestrator.artifacts.files import disk_errors, sha256_file
 from orchestrator.artifacts.manifest import EngineRecord
 from orchestrator.errors import EnginefarmError
 from orchestrator.models.dtypes import element_bits, raw_bytes
+from orchestrator.portable.facts.explain import explain
 from orchestrator.runners.base import Cancel, Runner, Step
-from orchestrator.verdict.compat import EngineSubject, Trial, agreement
+from orchestrator.verdict.compat import RUNS, EngineSubject, Trial, agreement
 
 SLOWER = 1.5  # times the median that the manifest says: below that it is noise
 _RUNNING = ("running samples", "timing", "soaking")
 _MOST_INPUT_BYTES = 1 << 30
 
 
+class _Found(NamedTuple):
+    """How a trial ended; ``log`` are lines that the result quotes."""
+
+    outcome: str
+    text: str
+    median_ms: float | None = None
+    seconds: float | None = None
+    log: Sequence[str] = ()
+
+
 def try_engine(
-    engine: EngineSubject, runner: Runner, verdict: str, cancel: Cancel, *, soak_seconds: float = 2.0, timeout_seconds: float = 300.0
+    engine: EngineSubject,
+    runner: Runner,
+    verdict: str,
+    cancel: Cancel,
+    *,
+    logs: Path,
+    soak_seconds: float = 2.0,
+    timeout_seconds: float = 300.0,
 ) -> Trial:
     """Load, run and soak ``engine`` on ``runner`` with zeros as inputs; ``verdict`` is what the rules said.
 
-    Raises Cancelled, and EnginefarmError when the runner itself does not work: those say nothing about the engine.
+    What the process said is kept in the folder ``logs`` when the engine did not run, and explained. Raises Cancelled, and EnginefarmError
+    when the runner itself does not work: those say nothing about the engine.
     """
     reason = _cannot(engine)
     if reason is not None:
         return Trial("not tried", reason)
     with tempfile.TemporaryDirectory(prefix="enginefarm-try-") as place:
         folder = Path(place)
-        outcome = _run(engine, runner, folder, cancel, soak_seconds, timeout_seconds)
-    name, text, median, seconds = outcome
-    return Trial(name, text, agreement(verdict, name), median, seconds)
+        found = _run(engine, runner, folder, cancel, soak_seconds, timeout_seconds)
+        trial = Trial(found.outcome, found.text, agreement(verdict, found.outcome), found.median_ms, found.seconds)
+        if found.outcome in RUNS:
+            return trial
+        kept = logs / f"{_file_name(engine.name)}_on_{_file_name(runner.name)}.log"
+        with disk_errors(f"keep the log {kept}"):
+            _keep(folder / "step" / "worker.log", found.log, kept)
+            cause = _cause(kept)
+            with kept.open("a", encoding="utf-8", errors="replace") as file:  # our own sentence needs no explanation
+                file.write(f"{found.outcome}: {found.text}\n")
+    return replace(trial, cause=cause, log=str(kept))
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^\w.-]", "_", name)
+
+
+def _keep(log: Path, lines: Sequence[str], kept: Path) -> None:
+    """The process's own words, and after them what its result quotes."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with kept.open("wb") as file:
+        if log.is_file():
+            with log.open("rb") as said:
+                shutil.copyfileobj(said, file)
+        file.write("".join(f"{line}\n" for line in ("", *lines)).encode(errors="replace"))
+
+
+def _cause(log: Path) -> dict[str, Any] | None:
+    """The best cause that the failure catalogue finds in a log."""
+    with log.open("rb") as stream:
+        causes = explain(stream)["causes"]
+    return {name: causes[0][name] for name in ("code", "kind", "figures", "sentence", "fix")} if causes else None
 
 
 def _cannot(engine: EngineSubject) -> str | None:
@@ -84,9 +135,7 @@ def _zeros(record: EngineRecord, folder: Path) -> tuple[list[dict[str, Any]], di
     return tensors, files
 
 
-def _run(
-    engine: EngineSubject, runner: Runner, folder: Path, cancel: Cancel, soak: float, timeout: float
-) -> tuple[str, str, float | None, float | None]:
+def _run(engine: EngineSubject, runner: Runner, folder: Path, cancel: Cancel, soak: float, timeout: float) -> _Found:
     assert engine.file is not None  # noqa: S101  (_cannot answered before)
     assert engine.record is not None  # noqa: S101
     record = engine.record
@@ -122,16 +171,16 @@ def _image(record: EngineRecord) -> str | None:
     return f"{head}/{tail.split(':')[0]}@{record.image_digest}" if head else f"{tail.split(':')[0]}@{record.image_digest}"
 
 
-def _died(error: EnginefarmError, phases: list[str]) -> tuple[str, str, float | None, float | None]:
+def _died(error: EnginefarmError, phases: list[str]) -> _Found:
     """The worker left no result. What says something about the engine is an outcome, the rest is the runner's own trouble."""
     if error.kind not in (errors.STEP_CRASHED, errors.STEP_TIMEOUT, errors.STEP_MEMORY):
         raise error
     under_load = any(phase in _RUNNING for phase in phases)
     text = error.what + (f": {error.why.splitlines()[-1]}" if error.why else "")
-    return "crashes under load" if under_load else "crashes at load", text, None, None
+    return _Found("crashes under load" if under_load else "crashes at load", text, log=[error.what])
 
 
-def _ended(result: Mapping[str, Any], phases: list[str], record: EngineRecord) -> tuple[str, str, float | None, float | None]:
+def _ended(result: Mapping[str, Any], phases: list[str], record: EngineRecord) -> _Found:
     if result["ok"]:
         return _loaded(result, record)
     error = result["error"]
@@ -139,18 +188,18 @@ def _ended(result: Mapping[str, Any], phases: list[str], record: EngineRecord) -
         outcome = "crashes under load"
     else:
         outcome = "crashes at load" if error["kind"] == "crashed" else "refused"
-    return outcome, str(error["message"]), None, None
+    return _Found(outcome, str(error["message"]), log=[str(line) for line in error.get("log") or ()])
 
 
-def _loaded(result: Mapping[str, Any], record: EngineRecord) -> tuple[str, str, float | None, float | None]:
+def _loaded(result: Mapping[str, Any], record: EngineRecord) -> _Found:
     times = result["timings"]["run_ms"]
     median = round(statistics.median(times), 4) if times else None
     seconds = result["timings"].get("load_seconds")
     soak = result.get("soak") or {}
     if soak and not soak["stable"]:
-        return "crashes under load", "its outputs change under load", median, seconds
+        return _Found("crashes under load", "its outputs change under load", median, seconds)
     before = record.verdict.median_ms
     where = f"on {result['device']}, {median} ms a run"
     if before and median and median > before * SLOWER:
-        return "loads slower", f"{where}, {median / before:.1f} times the {before} ms of the manifest", median, seconds
-    return "loads", where, median, seconds
+        return _Found("loads slower", f"{where}, {median / before:.1f} times the {before} ms of the manifest", median, seconds)
+    return _Found("loads", where, median, seconds)

@@ -97,6 +97,26 @@ def engine(engines: Callable[..., Any], put_image: Callable[..., None]) -> Any:
     return started
 
 
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ca, server (for 127.0.0.1), client, and a stranger's CA with a client of its own."""
+    folder = tmp_path_factory.mktemp("tls")
+    _load("access").make_certificates(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path]]:
+    """An sshd of the tests' own: its port, and a folder whose ``bin`` before PATH has an ssh that knows the key and the host."""
+    if shutil.which("sshd", path="/usr/sbin:/usr/bin") is None:
+        pytest.skip("needs sshd")
+    folder = tmp_path_factory.mktemp("ssh")
+    port, server = _load("access").start_sshd(folder)
+    yield port, folder
+    server.terminate()
+    server.wait()
+
+
 @pytest.fixture
 def make_runner() -> Iterator[Callable[..., DockerRunner]]:
     """``make_runner(engine or address, name=..., **options)``; connections are closed after the test."""
@@ -168,11 +188,11 @@ class Steps:
         values = {"timeout_seconds": 120.0, "memory_bytes": 2 << 30}
         return Step(request=request, inputs={engine.name: engine, "samples/0/0.bin": data}, image=image, **{**values, **more})
 
-    def trick(self, code: str, **more: Any) -> Step:
-        """A step in TRICK_IMAGE that runs ``code`` in the place of ONNX Runtime; its exceptions fail the step."""
+    def trick(self, code: str, trick_image: str = TRICK_IMAGE, **more: Any) -> Step:
+        """A step in TRICK_IMAGE (or its namesake) that runs ``code`` in the place of ONNX Runtime; its exceptions fail the step."""
         script = self.folder / "trick.py"
         script.write_text(code)
-        step = self.build(image=TRICK_IMAGE, **more)
+        step = self.build(image=trick_image, **more)
         return replace(step, inputs={**step.inputs, "trick.py": script})
 
     def endless(self, image: str = ORT_IMAGE, seconds: float = 600.0, **more: Any) -> Step:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -184,3 +185,44 @@ def test_an_image_that_a_step_pulled_is_ours_to_remove(
     assert len(done.images) == 1
     assert not [image for image in runner.engine().api.images() if "enginefarm-test/empty:late" in (image["RepoTags"] or ())]
     assert clean(runner.engine(), images=True).images == []
+
+
+def test_the_command_keeps_the_newest_and_what_is_not_ours(
+    engine: Any, lab: DockerRunner, put_image: Callable[..., None], steps: Any, tmp_path: Path
+) -> None:
+    api = lab.engine().api
+    clean(lab.engine(), volumes=True, images=True)
+    foreign = leave(lab, {"com.example": "1"})
+    api.create_volume("somebody-elses", labels={"com.example": "1"})
+    weights = tmp_path / "weights.bin"
+    for digit, size in (("1", 3 << 20), ("2", 2 << 20)):
+        with weights.open("wb") as file:
+            file.truncate(size)
+        step = steps.trick("raise ImportError('no')", shared_inputs={"model": "sha256:" + digit * 64})
+        step.inputs["model/weights.bin"] = weights
+        lab.run(step, tmp_path / digit, lambda _: None, Cancel())
+        if digit == "1":
+            time.sleep(1.1)  # an engine knows the age of a volume in seconds
+    older, newer = ("enginefarm-inputs-" + digit * 64 for digit in "12")
+    images = {image["Id"] for image in api.images()}
+    (tmp_path / "runners.yaml").write_text(f"runners:\n  lab: {{type: docker, engine: '{engine.url}'}}\n")
+
+    def command(*words: str) -> dict[str, Any]:
+        done = CliRunner().invoke(app, ["runners", "clean", *words, "--json", "--runners", str(tmp_path / "runners.yaml")])
+        assert done.exit_code == 0, done.output
+        (row,) = json.loads(done.stdout)["runners"]
+        return dict(row)
+
+    try:
+        assert command()["removed"] == {"containers": [], "volumes": [], "images": []}
+        assert command("--volumes", "--images", "--keep", "1 GiB")["removed"]["volumes"] == []
+        kept = command("--volumes", "--keep", "2.5 MiB")
+        assert kept["removed"]["volumes"] == [older]
+        assert kept["bytes"] >= 3 << 20
+        assert command("--volumes", "--images")["removed"] == {"containers": [], "volumes": [newer], "images": []}
+        assert names(engine) == {foreign}
+        assert "somebody-elses" in {volume["Name"] for volume in api.volumes()["Volumes"]}
+        assert {image["Id"] for image in api.images()} == images
+    finally:
+        api.remove_container(foreign)
+        api.remove_volume("somebody-elses")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import getpass
 import json
 import os
-import shutil
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,50 +22,13 @@ pytestmark = pytest.mark.engine
 TRICK_IMAGE = "enginefarm-test/trick:1"
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def openssl(folder: Path, *words: str) -> None:
-    subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
-
-
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """ca, server (for 127.0.0.1), client, and a stranger's CA with a client of its own."""
-    folder = tmp_path_factory.mktemp("tls")
-    for ca in ("ca", "stranger"):
-        openssl(
-            folder,
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-days",
-            "2",
-            "-subj",
-            f"/CN={ca}",
-            "-keyout",
-            f"{ca}.key",
-            "-out",
-            f"{ca}.pem",
-        )
-    for name, ca in (("server", "ca"), ("client", "ca"), ("other", "stranger")):
-        openssl(folder, "req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
-        (folder / f"{name}.ext").write_text("subjectAltName=IP:127.0.0.1\n")
-        signed = ["-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-days", "2", "-extfile", f"{name}.ext"]
-        openssl(folder, "x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signed)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def tls_engine(engines: Callable[..., Any], put_image: Callable[..., None], certificates: Path) -> Iterator[tuple[Any, str]]:
-    address = f"tcp://127.0.0.1:{free_port()}"
-    flags = ("--tlsverify", "--tlscacert", str(certificates / "ca.pem"), "--tlscert", str(certificates / "server.pem"))
-    started = engines("tls", listen=(address,), flags=(*flags, "--tlskey", str(certificates / "server.key")))
+def tls_engine(
+    engines: Callable[..., Any], put_image: Callable[..., None], certificates: Path, load_script: Callable[[str], Any]
+) -> Iterator[tuple[Any, str]]:
+    access = load_script("tests/docker/access.py")
+    address = f"tcp://127.0.0.1:{access.free_port()}"
+    started = engines("tls", listen=(address,), flags=access.tls_flags(certificates))
     put_image(started, TRICK_IMAGE)
     yield started, address
     started.stop()
@@ -124,44 +85,6 @@ def test_certificates_that_do_not_fit_are_named(
         make_runner(Address(tls_engine[1], files)).host()
     assert caught.value.kind is errors.ENGINE_TLS
     assert caught.value.fix
-
-
-@pytest.fixture(scope="module")
-def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path]]:
-    """An sshd of the tests' own: its port, and a folder to put before PATH whose ssh knows the key and the host."""
-    if shutil.which("sshd", path="/usr/sbin:/usr/bin") is None:
-        pytest.skip("needs sshd")
-    folder = tmp_path_factory.mktemp("ssh")
-    port = free_port()
-    for name in ("host", "user"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
-    shutil.copy(folder / "user.pub", folder / "authorized")
-    host = (folder / "host.pub").read_text().split()
-    (folder / "known").write_text(f"[127.0.0.1]:{port} {host[0]} {host[1]}\n")
-    lines = [
-        f"Port {port}",
-        "ListenAddress 127.0.0.1",
-        f"HostKey {folder}/host",
-        f"AuthorizedKeysFile {folder}/authorized",
-        "StrictModes no",
-    ]
-    (folder / "sshd_config").write_text("\n".join([*lines, "PermitRootLogin yes", "UsePAM no", f"PidFile {folder}/pid"]) + "\n")
-    (folder / "ssh_config").write_text(
-        f"IdentityFile {folder}/user\nIdentitiesOnly yes\nUserKnownHostsFile {folder}/known\nGlobalKnownHostsFile none\n"
-    )
-    (folder / "bin").mkdir()
-    wrapper = folder / "bin" / "ssh"
-    wrapper.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {folder}/ssh_config "$@"\n')
-    wrapper.chmod(0o755)
-    Path("/run/sshd").mkdir(exist_ok=True)
-    server = subprocess.Popen(
-        ["/usr/sbin/sshd", "-D", "-e", "-f", str(folder / "sshd_config")], stderr=subprocess.PIPE, start_new_session=True
-    )
-    assert server.stderr is not None
-    assert b"listening" in server.stderr.readline()
-    yield port, folder
-    server.terminate()
-    server.wait()
 
 
 @pytest.fixture

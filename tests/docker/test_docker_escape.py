@@ -122,6 +122,69 @@ def test_it_sees_no_other_process_no_other_volume_and_no_engine(found: dict[str,
     assert "" not in found["path"]
 
 
+SEARCH = """
+import json, os, stat, sys
+
+found = [os.path.join(place, name) for place, folders, names in os.walk("/") for name in (*folders, *names) if "of-another" in name]
+
+def attempt(action):
+    try:
+        return repr(action())
+    except (OSError, AttributeError) as error:
+        return type(error).__name__
+
+def disk():
+    os.mknod("/tmp/disk", stat.S_IFBLK | 0o600, os.makedev(254, 0))
+    return open("/tmp/disk", "rb").read(1)
+
+tried = {
+    "disk": attempt(disk),
+    "kernel memory": attempt(lambda: open("/dev/mem", "rb").read(1)),
+    "root of the host": attempt(lambda: os.listdir("/proc/1/root/var/lib/docker")),
+    "chroot": attempt(lambda: os.chroot("/tmp")),
+    "setuid": attempt(lambda: os.setuid(0)),
+    "namespaces": attempt(lambda: os.setns(os.open("/proc/1/ns/mnt", os.O_RDONLY), 0)),
+}
+devices = [name for name in os.listdir("/dev") if stat.S_ISBLK(os.stat("/dev/" + name).st_mode)]
+sys.stderr.write("FOUND " + json.dumps({"found": found, "tried": tried, "devices": devices}) + chr(10))
+raise ImportError("looked")
+"""
+
+
+def test_the_volume_of_another_build_cannot_be_seen(
+    engine: Any, runner: DockerRunner, steps: Any, tmp_path: Path, background: Callable[..., Any]
+) -> None:
+    shared = {"model": "sha256:" + "0a" * 32}
+    code = "import sys, time; open('own-of-another', 'w').write('x'); sys.stderr.write('there'); sys.stderr.flush(); time.sleep(600)"
+    other = steps.trick(code, shared_inputs=shared)
+    other.inputs["model/weights-of-another.bin"] = steps.model / "model.onnx"
+    job = background(runner, other, tmp_path / "other")
+    log = tmp_path / "other" / "worker.log"
+    while not (log.exists() and b"there" in log.read_bytes()):
+        job.cancel.wait(0.05)
+    (tmp_path / "second").mkdir()
+    answer = run(
+        runner,
+        type(steps)(steps.model, tmp_path / "second").trick(SEARCH, shared_inputs={"model": "sha256:" + "0b" * 32}),
+        tmp_path / "look",
+    )
+    job.cancel.set()
+    job.end()
+    line = next(line for line in answer.log.read_text().splitlines() if line.startswith("FOUND "))
+    seen = json.loads(line.removeprefix("FOUND "))
+    assert seen["found"] == []
+    assert seen["devices"] == []
+    refused = {"PermissionError", "FileNotFoundError", "AttributeError"}  # os.setns is in Python 3.12 and newer
+    assert set(seen["tried"].values()) <= refused, seen["tried"]
+    # the names are there for whoever has the engine: the search looks for the right thing
+    client = engine.client()
+    try:
+        volumes = [volume["Mountpoint"] for volume in client.api.volumes()["Volumes"] if volume["Name"].endswith("0a" * 32)]
+    finally:
+        client.close()
+    assert any(path.name == "weights-of-another.bin" for place in volumes for path in Path(place).iterdir())
+
+
 @pytest.mark.parametrize(
     ("code", "what"),
     [

@@ -31,7 +31,7 @@ def test_memory_is_named_only_when_the_engine_says_so(runner: DockerRunner, step
     code = "import mmap\nfor _ in range(4):\n m = mmap.mmap(-1, 64 << 20)\n m.write(bytes(64 << 20))\n globals()['k%d' % _] = m"
     error = refused(runner, steps.trick(code, memory_bytes=128 << 20), tmp_path / "memory")
     assert error.kind is errors.STEP_MEMORY
-    assert str(128 << 20) in error.what
+    assert "128 MiB" in error.what
     error = refused(runner, steps.trick("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"), tmp_path / "killed")
     assert error.kind is errors.STEP_CRASHED
     assert "SIGKILL" in error.what
@@ -90,6 +90,7 @@ def test_an_image_without_python_is_named(runner: DockerRunner, steps: Any, tmp_
     ("access", "kind", "what"),
     [
         (GpuAccess("request"), errors.GPU_ACCESS, "no driver for GPU requests"),
+        (GpuAccess("cdi"), errors.GPU_ACCESS, "has no CDI"),
         (GpuAccess("runtime"), errors.GPU_ACCESS, "does not know the runtime nvidia"),
         (GpuAccess("devices", ("/dev/nvidia0", "/dev/nvidiactl")), errors.GPU_DEVICE, "device node"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,11 +66,24 @@ def test_renaming_the_file_changes_nothing_but_the_name(project: Project, net: N
     assert answer.builds["cpu"]["cached"] is True
 
 
-def test_an_engine_changed_on_disk_is_built_again(project: Project, net: Net) -> None:
+def test_an_engine_changed_on_disk_is_put_right_from_the_cache(project: Project, net: Net) -> None:
+    net()
+    project.build("net.onnx", "--target", "cpu")
+    engine = project.folder / "artifacts/net/v1/net_v1_cpu.onnx"
+    good = engine.read_bytes()
+    engine.write_bytes(good + b"\0")
+    answer = project.build("net.onnx", "--target", "cpu")
+    assert answer.code == 0
+    assert answer.builds["cpu"]["cached"] is True
+    assert engine.read_bytes() == good
+
+
+def test_an_engine_changed_on_disk_is_built_again_when_the_cache_lost_it(project: Project, net: Net) -> None:
     net()
     project.build("net.onnx", "--target", "cpu")
     engine = project.folder / "artifacts/net/v1/net_v1_cpu.onnx"
     engine.write_bytes(engine.read_bytes() + b"\0")
+    shutil.rmtree(project.folder / ".enginefarm/cache")
     answer = project.build("net.onnx", "--target", "cpu")
     assert answer.builds["cpu"]["cached"] is False
     assert project.record("cpu")["digest"] == "sha256:" + hashlib.sha256(engine.read_bytes()).hexdigest()

@@ -176,12 +176,22 @@ def test_runners_are_held_to_the_driver(host: dict[str, Any], codes: list[str]) 
 
 
 def test_a_required_signature_fails_closed(tmp_path: Path) -> None:
-    strict = policy(tmp_path, "signature: true\n")
+    strict = policy(tmp_path, "signature: true\ntrusted_keys: [keys/release.pub]\n")
     checker = Checker(strict, NOW)
-    checker.engine("e", ENGINE, None, place)
+    checker.engine("nobody looked", ENGINE, None, place)
+    checker.engine("foreign", ENGINE, None, place, unsigned="it is signed with another key")
+    checker.engine("fine", ENGINE, None, place, unsigned=None)
 
-    assert [finding.code for finding in checker.findings] == ["P108"]
-    assert "can read no signature" in checker.findings[0].why
+    assert strict.keys == [strict.path.parent / "keys" / "release.pub"]
+    assert [(finding.code, finding.subject.name) for finding in checker.findings] == [("P108", "nobody looked"), ("P108", "foreign")]
+    assert checker.findings[1].why == "it is signed with another key"
+
+
+def test_a_required_signature_needs_a_key_that_is_trusted(tmp_path: Path) -> None:
+    with pytest.raises(EnginefarmError, match="no key is trusted") as caught:
+        policy(tmp_path, "# ours\nsignature: true\n")
+    assert caught.value.where is not None
+    assert caught.value.where.line == 2
 
 
 def test_an_exception_holds_for_its_targets_and_rules_until_its_day(tmp_path: Path) -> None:
@@ -243,6 +253,15 @@ def test_sarif_declares_every_rule_and_places_every_finding() -> None:
     location = run["results"][0]["locations"][0]["physicalLocation"]
     assert location == {"artifactLocation": {"uri": "f.yaml"}, "region": {"startLine": 3}}
     assert "locations" not in run["results"][2]  # a runner of no file has no place
+
+
+def test_sarif_places_are_uris() -> None:
+    checker = Checker(SHIPPED, NOW)
+    checker.runner("lab", {"gpus": GPU, "driver": {"version": "470.82.01"}}, Where(file="our targets/a#b é.yaml", line=1))
+
+    (result,) = policy_output.sarif(checker.findings)["runs"][0]["results"]
+    uri = result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
+    assert uri == "our%20targets/a%23b%20%C3%A9.yaml"
 
 
 def test_junit_has_a_case_for_everything_that_was_checked() -> None:

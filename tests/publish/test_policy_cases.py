@@ -41,6 +41,15 @@ def test_cases_are_run_as_what_they_are(tmp_path: Path) -> None:
     assert [result.case.where.line for result in results] == [2, 6, 9, 13]
 
 
+def test_a_case_says_whether_its_engine_is_signed(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text("signature: true\ntrusted_keys: [release.key.pub]\n")
+    engine = "  - engine: {file: lane_v3_ada.engine}\n"
+    (tmp_path / "cases.yaml").write_text(f"cases:\n{engine}    signed: true\n    expect: []\n{engine}    expect: [P108]\n")
+
+    results = [run_case(load_policy(tmp_path / "policy.yaml"), case, NOW) for case in load_cases(tmp_path / "cases.yaml")]
+    assert [result.ok for result in results] == [True, True]
+
+
 def test_a_version_that_yaml_would_round_stays_what_was_written(tmp_path: Path) -> None:
     path = tmp_path / "cases.yaml"
     path.write_text("cases:\n  - target: {backend: tensorrt, cuda: 12.10}\n    expect: [P102]\n")

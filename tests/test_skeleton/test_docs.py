@@ -13,7 +13,7 @@ from orchestrator.errors import Exit
 from orchestrator.matrix.load import load_matrix, load_model_config
 from orchestrator.matrix.schema import ModelConfig
 from orchestrator.models.profiles import BATCH
-from orchestrator.verdict.compare import default_tolerance
+from orchestrator.verdict.tolerance import default_tolerance
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]

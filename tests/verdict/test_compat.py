@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -28,7 +29,7 @@ from orchestrator.verdict.compat import (
 )
 from orchestrator.verdict.compat_subjects import engines_from, host_of_target, hosts_from, read_host
 
-from .compat_release import AMPERE, record, write_release
+from .compat_release import AMPERE, onnx_bytes, record, rtx_bytes, write_release
 
 TARGETS: dict[str, Target] = {name: effective.target for name, effective in load_matrix(None).targets.items()}
 NOT_THERE = {"error": "not installed"}
@@ -82,7 +83,91 @@ def test_an_engine_file_finds_its_manifest_and_a_folder_its_engines(tmp_path: Pa
 
     assert by_file[0].record is not None
     assert by_file[0].facts["backend"] == "onnxruntime"
-    assert [engine.name for engine in by_folder] == ["lane_v3_rtx-ada.unvalidated.engine"]
+    assert [engine.name for engine in by_folder] == ["lane_v3_cpu.onnx", "lane_v3_rtx-ada.unvalidated.engine"]
+    assert all(engine.record is not None for engine in by_folder)
+
+
+MISNAMED = {
+    "a.plan": "",
+    "noextension": "",
+    "weights.bin": "",
+    "lane_v3_cpu.onnx": "is a TensorRT-RTX engine with the name of an ONNX model",
+}
+
+
+@pytest.mark.parametrize("name", MISNAMED)
+def test_an_engine_is_what_its_header_says_whatever_its_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(rtx_bytes())
+
+    by_file, by_folder = engines_from([tmp_path / name], ()), engines_from([tmp_path], ())
+
+    for engine in (*by_file, *by_folder):
+        assert (engine.name, engine.facts["backend"], engine.facts["compute_capability"]) == (name, "tensorrt-rtx", ["8.9"])
+        assert MISNAMED[name] in "".join(note["text"] for note in engine.notes)
+        assert bool(engine.notes) is bool(MISNAMED[name])
+
+
+def test_a_model_with_the_name_of_an_engine_is_judged_as_what_it_is_with_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "x.engine").write_bytes(onnx_bytes())
+    (tmp_path / "host.json").write_text("{}")
+    host = HOST | {"backends": {"onnxruntime": {"version": "1.23.0", "providers": ["cpu"]}}}
+
+    (engine,) = engines_from([tmp_path], ())
+    found = judge_pair(engine, HostSubject("h", "file", (host,)))
+
+    assert (found["verdict"], found["reason"]) == ("loads-with-warning", "this is an ONNX model with the name of an engine")
+    assert found["rules"][-1]["rule"] == "name"
+
+
+def test_a_name_that_contradicts_the_manifest_is_a_warning_and_never_hides_a_refusal(tmp_path: Path) -> None:
+    write_release(tmp_path)
+    (tmp_path / "lane_v3_rtx-ada.unvalidated.engine").rename(tmp_path / "lane_v3_rtx-turing.engine")
+
+    (engine,) = engines_from([tmp_path / "lane_v3_rtx-turing.engine"], ())
+    found = judge_pair(engine, HostSubject("h", "file", (HOST,)))
+
+    assert "the name says tag rtx-turing and checked; lane_v3.json says tag rtx-ada and unvalidated" in engine.notes[0]["text"]
+    assert found["verdict"] == "does-not-load"
+    assert found["rules"][-1]["rule"] == "name"
+
+
+def test_a_cut_plan_is_damaged_and_not_misnamed(tmp_path: Path) -> None:
+    (tmp_path / "a.engine").write_bytes(rtx_bytes()[:-9])
+
+    (engine,) = engines_from([tmp_path / "a.engine"], ())
+    assert engine.notes == ()
+    assert "cut" in engine.facts["problems"][0]["text"]
+
+
+def test_files_that_a_manifest_no_longer_describes_do_not_load(tmp_path: Path) -> None:
+    path = write_release(tmp_path)
+    one, two = tmp_path / "lane_v3_cpu.onnx", tmp_path / "lane_v3_rtx-ada.unvalidated.engine"
+    one_bytes, two_bytes = one.read_bytes(), two.read_bytes()
+
+    def reasons() -> list[str]:
+        found = grid(engines_from([path], ()), [HostSubject("h", "file", (HOST,))]).pairs
+        return [pair.found["reason"] for pair in found if pair.verdict == "does-not-load"]
+
+    one.write_bytes(two_bytes)
+    two.write_bytes(one_bytes)
+    assert all("the one that was checked has" in reason for reason in reasons())
+    assert "it is lane_v3_rtx-ada.unvalidated.engine under this name" in reasons()[0]
+    one.write_bytes(b"")
+    two.write_bytes(two_bytes.replace(b"layers", b"LAYERS"))
+    assert reasons()[0] == "the file is empty (0 bytes)"
+    assert "its digest is" in reasons()[1]
+
+
+def test_a_pipe_is_no_engine_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.engine")
+    os.mkfifo(tmp_path / "host.json")
+
+    with pytest.raises(EnginefarmError, match="no regular file"):
+        engines_from([tmp_path / "a.engine"], ())
+    with pytest.raises(EnginefarmError, match="no engine in"):
+        engines_from([tmp_path], ())
+    with pytest.raises(EnginefarmError, match="cannot be used"):
+        read_host(tmp_path / "host.json")
 
 
 def test_a_manifest_without_its_files_is_judged_by_what_it_says(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 Source of the table: docs/facts/capabilities.yaml.
 """
 
-import difflib
 import re
 from typing import Any, Dict, List, Sequence, Tuple, Union
 
@@ -94,6 +93,8 @@ def candidates(text: str) -> Tuple[str, ...]:
 
 
 def _no_gpu(written: str, capability: str) -> str:
+    import difflib
+
     names = known()
     close = candidates(capability) or difflib.get_close_matches(capability, names, n=3, cutoff=0.3) or names[-3:]
     return 'no GPU has compute capability "{}"; did you mean {}?'.format(written, one_of(close))
@@ -122,6 +123,8 @@ def _by_name(written: str, lowered: str) -> str:
 
 
 def _unknown(written: str, words: str) -> str:
+    import difflib
+
     names = {row["family"].lower(): row["family"] for row in _rows()}
     names.update({alias: alias.capitalize() for alias in load("capabilities")["families"]})
     for row in _rows():

@@ -1,6 +1,7 @@
 """Whether a host's NVIDIA driver can run a CUDA version. Source of every number: docs/facts/drivers.yaml."""
 
 import re
+from functools import lru_cache
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from .answer import NO, UNKNOWN, YES, Answer
@@ -18,10 +19,16 @@ def _at_least(driver: str, floor: str) -> bool:
     return left + (0,) * (width - len(left)) >= right + (0,) * (width - len(right))
 
 
+@lru_cache(maxsize=1)
+def _bundles() -> Dict[Tuple[int, ...], str]:
+    """The driver of every CUDA; asked for each pair of engine and host, so it is put together once."""
+    return {parse(name): driver for name, driver in load("drivers")["bundled"]["cuda"].items()}
+
+
 def _bundled(cuda: str) -> Optional[str]:
     """Driver that ships with this CUDA; of an unknown patch release the nearest older one, of "12.2" the first."""
     wanted = parse(cuda)
-    known: Dict[Tuple[int, ...], str] = {parse(name): driver for name, driver in load("drivers")["bundled"]["cuda"].items()}
+    known = _bundles()
     if wanted in known:
         return known[wanted]
     same_minor = sorted(name for name in known if name[:2] == wanted[:2])

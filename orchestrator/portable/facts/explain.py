@@ -4,12 +4,13 @@ from collections import OrderedDict, deque
 from typing import Any, BinaryIO, Dict, Iterable, List, Optional, Set, Tuple
 
 from .explain_figures import figures_of
-from .explain_lines import QUOTES, Line, read_lines, text_lines
-from .explain_match import GUESSED, Index, grams, matches
+from .explain_lines import AROUND, PARTS, QUOTES, VERBOSE, Encoded, Line, read_lines
+from .explain_match import GUESSED, Index, Patterns, matches, words_of
+from .explain_sieve import Sieve
 from .explain_verdict import verdict
-from .failures import Catalogue, Entry, catalogue
+from .failures import Catalogue, Entry, Pattern, catalogue
 
-WINDOW = 3  # lines that a wrapped message may have before the line that ends it
+WINDOW = AROUND  # lines that a wrapped message may have before the line that ends it
 WRAPPED = 400  # characters of a line that are joined with its neighbours
 NEAR = 6  # lines within which one message explains another
 EVIDENCE = 3
@@ -51,56 +52,67 @@ class Finding:
 
 
 class Explainer:
-    """Feed it lines, ask for the verdict. Memory does not grow with the number of lines."""
+    """Give it a log, ask for the verdict. Memory does not grow with the number of lines."""
 
     def __init__(self, table: Optional[Catalogue] = None) -> None:
         self.table = table or catalogue()
         self.findings: Dict[Tuple[Any, ...], Finding] = OrderedDict()
-        self.lines = 0
         self.unknown: Dict[int, str] = OrderedDict()
-        entries = self.table.entries.values()
-        self._known = Index(entry for entry in entries if entry.role != "guess")
-        self._guesses = Index(entry for entry in entries if entry.role == "guess")
+        self._index = Index(self.table.entries.values(), _ERROR_WORDS + PARTS)
+        self._sieve = Sieve(self._index)
         self._windows: Dict[str, Any] = {}
         self._recent: Any = deque(maxlen=64)
         self._figure_sets: Dict[Tuple[str, str], int] = {}
 
-    def feed(self, line: Line) -> None:
-        """Take the next line."""
-        self.lines += 1
+    def read(self, stream: BinaryIO) -> Dict[str, Any]:
+        """The verdict over a log; see :func:`explain`."""
+        for line in read_lines(stream, self._sieve):
+            self._feed(line)
+        return verdict(self.table, list(self.findings.values()), self._sieve.lines, self.unknown)
+
+    def _feed(self, line: Line) -> None:
+        """Take the next line that may tell something."""
         if line.source not in self._windows and len(self._windows) >= SOURCES:
             line = line._replace(source="")
         window = self._windows.setdefault(line.source, deque(maxlen=WINDOW))
         if line.starts or (window and window[-1][0].number == line.number):
             window.clear()  # pieces of one long line overlap already
+        if any(mark in line.text for mark in VERBOSE):
+            return
         text = " ".join(line.text.translate(QUOTES).split())
         lowered = text.lower()
-        pieces = grams(lowered)
-        hits = self._known.hits(pieces)
+        hits = self._index.hits(words_of(text))
+        known, guesses = [], []  # type: Patterns, Patterns
+        for pair in self._index.candidates(lowered, hits):
+            (guesses if pair[0].role == "guess" else known).append(pair)
         found = set()  # type: Set[str]
-        for entry, figures in matches(text, self._known.candidates(lowered, hits)):
+        missed = []  # type: List[Pattern]
+        for entry, figures in matches(text, known, missed):
             found.add(entry.code)
             self._occurrence(entry, figures, [line])
+        self._sieve.open |= bool(missed)
+        self._sieve.told |= any(pattern.digits for pattern in missed)
         if window:
             self._wrapped(line, text, hits, window, found)
         window.append((line, text[-WRAPPED:], hits))
         if not found:
-            self._guess(line, text[:GUESSED], lowered[:GUESSED], pieces)
-
-    def finish(self) -> Dict[str, Any]:
-        """The verdict over everything fed so far; see :func:`explain`."""
-        return verdict(self.table, list(self.findings.values()), self.lines, self.unknown)
+            self._guess(line, text[:GUESSED], guesses)
 
     def _wrapped(self, line: Line, text: str, hits: Set[str], window: Any, found: Set[str]) -> None:
         """Matches that begin on an earlier line and end on this one: messages broken at blanks, or anywhere."""
+        some = hits.union(*(old for _, _, old in window))
+        broken = self._index.hits(["".join(words_of(window[-1][1])[-1:] + words_of(text)[:1])])
+        if not some and not broken:
+            return
         for joint in (" ", ""):
             before = joint.join(old for _, old, _ in window) + joint
             joined = before + text[:WRAPPED]
             lowered = joined.lower()
             seam = len(before)
-            some = hits.union(*(old for _, _, old in window)) | self._known.hits(grams(lowered[max(0, seam - 3) : seam + 2]))
-            for entry, pattern in self._known.candidates(lowered, some):
-                if entry.code in found:
+            if not joint:
+                some = self._index.hits(words_of(lowered))
+            for entry, pattern in self._index.candidates(lowered, some):
+                if entry.code in found or entry.role == "guess":
                     continue
                 for match in pattern.compiled.finditer(joined):
                     if match.start() < seam - len(joint) and match.end() > seam:
@@ -109,16 +121,21 @@ class Explainer:
                         self._occurrence(entry, figures_of(match.groupdict()), lines)
                         break
 
-    def _guess(self, line: Line, text: str, lowered: str, pieces: Set[str]) -> None:
+    def _guess(self, line: Line, text: str, guesses: Patterns) -> None:
         """Nothing known is in the line: what its words are about, and whether it looks like an error at all."""
-        for entry, figures in matches(text, self._guesses.candidates(lowered, self._guesses.hits(pieces))):
+        missed = []  # type: List[Pattern]
+        for entry, figures in matches(text, guesses, missed):
             self._occurrence(entry, figures, [line])
-        if any(word in lowered[:SHOWN] for word in _ERROR_WORDS):
+        self._sieve.told |= any(pattern.digits for pattern in missed)
+        lowered = text[:SHOWN].lower()
+        if any(word in lowered for word in _ERROR_WORDS):
+            self._sieve.told = True
             self.unknown[line.number] = text[:SHOWN]
             if len(self.unknown) > EVIDENCE:
                 self.unknown.pop(next(iter(self.unknown)))
 
     def _occurrence(self, entry: Entry, figures: Dict[str, Any], lines: List[Line]) -> None:
+        self._sieve.told = True
         source, number = lines[-1].source, lines[-1].number
         for then, place, finding in list(self._recent):
             if place != source or number - then > NEAR:
@@ -163,17 +180,9 @@ def explain(stream: BinaryIO) -> Dict[str, Any]:
     (container or target, when the log names several); ``harmless`` (seen and not blamed), ``unknown`` (lines that look like errors and are
     not in the catalogue, only without causes), ``mixed`` (whether the log holds the output of several sources) and ``lines``.
     """
-    return explain_lines(read_lines(stream))
+    return Explainer().read(stream)
 
 
 def explain_text(texts: Iterable[str]) -> Dict[str, Any]:
     """:func:`explain` for lines already decoded; one str is split at its line feeds."""
-    return explain_lines(text_lines(texts.split("\n") if isinstance(texts, str) else texts))
-
-
-def explain_lines(lines: Iterable[Line]) -> Dict[str, Any]:
-    """:func:`explain` for lines of :mod:`explain_lines`."""
-    explainer = Explainer()
-    for line in lines:
-        explainer.feed(line)
-    return explainer.finish()
+    return explain(Encoded(iter(texts.split("\n") if isinstance(texts, str) else texts)))  # type: ignore[arg-type]

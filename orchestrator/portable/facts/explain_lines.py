@@ -3,42 +3,79 @@
 import codecs
 import json
 import re
-from typing import Any, BinaryIO, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from collections import deque
+from typing import Any, BinaryIO, Deque, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 CHUNK = 1 << 16
 PIECE = 1 << 12
 """Longest text looked at in one go, in characters; a longer line is read in pieces that overlap."""
 OVERLAP = 1 << 10
 JSON_LIMIT = 1 << 18
+AROUND = 3
+"""Lines before and after one that tells something that may belong to its message."""
 
 Line = NamedTuple("Line", [("number", int), ("source", str), ("text", str), ("starts", bool)])
 """``number`` counts from 1; ``source`` is the container, pod or target that a prefix names, else ""; ``starts`` is whether
 the text begins a record of its own (so it continues no line before it)."""
 
 
-def read_lines(stream: BinaryIO) -> Iterator[Line]:
-    """Lines of ``stream`` in order, with constant memory; one line of a file may give several (carriage returns, JSON, glued records)."""
-    carried: Dict[str, str] = {}
+def read_lines(stream: BinaryIO, sieve: Any = None) -> Iterator[Line]:
+    """Lines of ``stream`` in order, with constant memory; one line of a file may give several (carriage returns, JSON, glued records).
+
+    Raw lines that ``sieve`` (explain_sieve.Sieve) calls quiet are left out, unless they may be part of a message with one that is not:
+    the AROUND lines before a line that begins no record of its own, and those after one that left a message open, up to the next record.
+    """
+    reader = _Reader()
+    before: Deque[Tuple[int, str]] = deque(maxlen=AROUND)
+    after = 0
     for number, text in _numbered(stream):
+        if sieve is None:
+            yield from reader.read(number, text)
+        elif not sieve.quiet(text):
+            lines = list(reader.read(number, text))
+            if before and not (lines and lines[0].starts):
+                for early in before:
+                    yield from reader.read(*early)
+            before.clear()
+            sieve.open = sieve.told = False
+            yield from lines
+            after = AROUND if sieve.open else 0
+            if not sieve.told:
+                sieve.forget()
+        elif after:
+            lines = list(reader.read(number, text))
+            after = 0 if lines and lines[0].starts else after - 1
+            yield from lines
+        elif text:
+            before.append((number, text))
+    yield from reader.rest()
+
+
+class _Reader:
+    """Takes raw lines apart; a container runtime splits long lines, P marks the parts and F the last."""
+
+    def __init__(self) -> None:
+        self._carried: Dict[str, str] = {}
+        self._number = 0
+
+    def read(self, number: int, text: str) -> Iterator[Line]:
+        self._number = number
         for source, plain, whole in _unwrapped(text):
-            if source in carried:
-                plain = carried.pop(source) + plain
+            if source in self._carried:
+                plain = self._carried.pop(source) + plain
             if not whole and len(plain) < PIECE:
-                carried[source] = plain  # a container runtime splits long lines: P marks the parts, F the last
+                self._carried[source] = plain
                 continue
             for part in _records(plain):
                 if part.strip():
                     yield Line(number, source, part.strip(), bool(_RECORD.match(part)))
-    for source, plain in carried.items():
-        yield Line(number, source, plain.strip(), True)
+
+    def rest(self) -> Iterator[Line]:
+        for source, plain in self._carried.items():
+            yield Line(self._number, source, plain.strip(), True)
 
 
-def text_lines(texts: Any) -> Iterator[Line]:
-    """The same for texts already decoded (an iterable of str)."""
-    return read_lines(_Encoded(iter(texts)))  # type: ignore[arg-type]
-
-
-class _Encoded:
+class Encoded:
     """Presents texts as a stream of UTF-8 bytes, one line each."""
 
     def __init__(self, texts: Iterator[str]) -> None:
@@ -77,8 +114,11 @@ def _numbered(stream: BinaryIO) -> Iterator[Tuple[int, str]]:
         rest += decoder.decode(chunk).replace("\0", "")
         *whole, rest = rest.split("\n")
         for text in whole:
-            for part in text.split("\r"):
-                yield number, part
+            if "\r" in text:
+                for part in text.split("\r"):
+                    yield number, part
+            else:
+                yield number, text
             number += 1
         if len(rest) > JSON_LIMIT:
             yield number, rest
@@ -92,17 +132,27 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ufeff\u200b]+")
 QUOTES = str.maketrans("\u2018\u2019\u201c\u201d\u00b4\u00a0", "''\"\"' ")
 
+PARTS = ("stdout p ", "stderr p ")
+"""Marks, in lower case, of a part of a line that a container runtime split."""
+VERBOSE = ("[V] [TRT] ", "[TRT] [V] ", "[TensorRT] VERBOSE: ", "VERBOSE: [TRT]")
+"""Marks of TensorRT's own account of a build: what it tried and left, which is no failure however it is worded."""
+
 _STAMP = r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?"
-_PREFIXES = [
-    re.compile(r"\s*" + _STAMP + r"(?: \d\d[OE][ +]?)?(?: (?:stdout|stderr) (?P<part>[PF]) )?\s?"),  # GitHub, GitLab, docker logs -t, CRI
-    re.compile(r"section_(?:start|end):\d+:[\w.\[\]=,-]+"),
-    re.compile(r"\[pod/(?P<pod>[\w./-]+)\] "),
-    re.compile(r"(?P<compose>[a-z0-9][\w.-]{0,63}) {1,40}\| ?"),  # docker compose logs
-    re.compile(r"\[(?P<name>[a-z][a-z0-9_.+-]{0,40}\d[a-z0-9_.+-]{0,20})\] "),  # ROS launch, parallel steps
-    re.compile(r" {2}(?P<target>[\w.-]+ [\w.+-]+): (?=\[(?:verbose|info|warning|error)\] )"),  # enginefarm build -v
-    re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]+ (?=[\w.@/-]+(?:\[\d+\])?: )"),  # syslog
-]
-_PLAIN_WORDS = re.compile(r"(?:error|warning|info|name|gpu|failed|passed|total|line)$")
+_WORDS = r"(?!(?:error|warning|info|name|gpu|failed|passed|total|line)[ \]])"  # no names of containers
+_PREFIX = re.compile(
+    "|".join(
+        (
+            r"\s*" + _STAMP + r"(?: \d\d[OE][ +]?)?(?: (?:stdout|stderr) (?P<part>[PF]) )?\s?",  # GitHub, GitLab, docker logs -t, CRI
+            r"section_(?:start|end):\d+:[\w.\[\]=,-]+",
+            r"\[pod/(?P<pod>[\w./-]+)\] ",
+            r"(?P<compose>" + _WORDS + r"[a-z0-9][\w.-]{0,63}) {1,40}\| ?",  # docker compose logs
+            r"\[(?P<name>" + _WORDS + r"[a-z][a-z0-9_.+-]{0,40}\d[a-z0-9_.+-]{0,20})\] ",  # ROS launch, parallel steps
+            r" {2}(?P<target>[\w.-]+ [\w.+-]+): (?=\[(?:verbose|info|warning|error)\] )",  # enginefarm build -v
+            r"\[ {0,6}\d{1,7}\.\d{2,6}\] (?=\w)",  # dmesg
+            r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]+ (?=[\w.@/-]+(?:\[\d+\])?: )",  # syslog
+        )
+    )
+)
 _RECORD = re.compile(
     r"\s*(?:\[\d\d/\d\d/\d{4}-|\[?(?:TRT|TensorRT)\b|\[[A-Z!]\]|(?:ERROR|WARNING|WARN|INFO|DEBUG|FATAL|VERBOSE|CRITICAL)\b"
     r"|[EWIF]\d{4} |\d{4}-\d\d-\d\d|\d{1,2}: \[|Traceback|#\d+ |##\[|::\w+|\$ |\w+Error: |docker: |&&&& )"
@@ -114,9 +164,10 @@ _GLUED = re.compile(r"(?<=[.)\]])(?=\d{1,2}: \[\w+\.(?:cpp|cu|h)::)|(?<=[.)\]\w]
 def _records(text: str) -> Iterator[str]:
     """The records of a line."""
     start = 0
-    for match in _GLUED.finditer(text):  # re.split takes no empty matches before Python 3.7
-        yield text[start : match.start()]
-        start = match.start()
+    if "::" in text or "] [" in text:
+        for match in _GLUED.finditer(text):  # re.split takes no empty matches before Python 3.7
+            yield text[start : match.start()]
+            start = match.start()
     yield text[start:]
 
 
@@ -139,21 +190,14 @@ def _without_prefixes(text: str) -> Tuple[str, str, bool]:
     """(source, text, whether it is complete) of a line: containers, CI and loggers put up to four prefixes before a message."""
     source, position, whole = "", 0, True
     for _round in range(4):
-        match = next(filter(None, (_named(prefix.match(text, position)) for prefix in _PREFIXES)), None)
-        if match is None:
+        match = _PREFIX.match(text, position)
+        if match is None or match.end() == position:
             break
         names = match.groupdict()
         whole = names.pop("part", None) != "P"
         source = source or next((name for name in names.values() if name), "")
         position = match.end()
     return source, text[position:], whole
-
-
-def _named(match: Any) -> Any:
-    """``match`` of a prefix, unless it is empty or its name is an ordinary word."""
-    if match is None or match.end() == match.start():
-        return None
-    return None if any(name and _PLAIN_WORDS.match(name) for name in match.groupdict().values()) else match
 
 
 _MESSAGE = (

@@ -7,6 +7,7 @@ from .failures import Catalogue, Entry
 
 CAUSES = 8
 GUESSES = 2
+SHORT = 8  # lines of a log that can only be a question about the harmless line in it
 CLOSE = 3  # lines within which two figures belong to one message
 _WEIGHT = {"cause": 2, "warning": 1}
 
@@ -63,7 +64,7 @@ def _judge(table: Catalogue, found: List[Any], lines: int) -> Any:
     symptoms = roles.get("symptom", [])
     harmless = roles.get("harmless", [])
     ended_well = max((finding.last for finding in roles.get("success", [])), default=0)
-    went_well = bool(ended_well) and not symptoms and not blamed
+    went_well = bool(ended_well) and not blamed and all(symptom.last < ended_well for symptom in symptoms)
     if went_well:
         guesses = [guess for guess in guesses if guess.last > ended_well]
         went_well = not guesses
@@ -74,7 +75,7 @@ def _judge(table: Catalogue, found: List[Any], lines: int) -> Any:
             blamed = guesses[:GUESSES]
         if not blamed:
             blamed, symptoms = [s for s in symptoms if s.entry.kind], [s for s in symptoms if not s.entry.kind]
-        if not blamed and not symptoms and 2 * sum(finding.count for finding in harmless) >= lines:
+        if not blamed and not symptoms and (lines <= SHORT or 2 * sum(finding.count for finding in harmless) >= lines):
             # nothing but such lines: the question is about them
             blamed, harmless = [h for h in harmless if h.entry.kind], []
     causes = _folded(sorted(blamed, key=lambda finding: (-finding.entry.rank, finding.first)), symptoms)
@@ -121,7 +122,7 @@ def _folded(blamed: List[Any], symptoms: List[Any]) -> List[Dict[str, Any]]:
     under = []  # type: List[Any]
     for finding in blamed:
         root = next((r for r in roots if finding.entry.code in r.entry.causes or finding.entry.kind in r.entry.causes), None)
-        if root is None and any(_same_lines(r, finding) for r in roots):
+        if root is None and any(_same_lines(better, finding) for _, better in under):
             continue  # a better entry says what the same lines mean
         if root is None:
             roots.append(finding)
@@ -150,7 +151,7 @@ def _cause(finding: Any, consequences: List[Any]) -> Dict[str, Any]:
         "count": finding.count,
         "consequences": [_brief(item) for item in consequences],
         "source": finding.source,
-        "weight": _WEIGHT.get(entry.role, 0),
+        "weight": max(_WEIGHT.get(item.entry.role, 0) for item in [finding, *consequences]),
         "rank": entry.rank,
     }  # type: Dict[str, Any]
     if entry.others:

@@ -26,13 +26,14 @@ _SHORT = (
 class Pattern:
     """One regular expression over a line whose runs of blanks are single spaces; every match holds one of ``anchors``."""
 
-    __slots__ = ("_compiled", "anchors", "text")
+    __slots__ = ("_compiled", "anchors", "digits", "text")
 
     def __init__(self, text: str) -> None:
         for short, long in _SHORT:
             text = re.sub(short, long, text)
         self.text = text
         self.anchors = required_texts(text)
+        self.digits = any(token.isdigit() for token in _TOKEN.findall(text))  # whether it asks for certain numbers
         self._compiled = None  # type: Any
 
     @property
@@ -111,17 +112,19 @@ def catalogue() -> Catalogue:
 # One element of a regular expression: escape, class, group bracket, alternation, quantifier or one character
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((?:\?(?:P<\w+>|[:=!]|<[=!]))?|\)|\||[*+?]\??|\{\d*,?\d*\}\??|.", re.DOTALL)
 _SHORTEST = 3
+_OPTIONAL = re.compile(r"[*?]|\{0?,")
+_QUANTIFIER = re.compile(r"[*+?]|\{\d")
 _SPECIAL = frozenset(".^$*+?()[]|")
 
 
 def required_texts(pattern: str) -> Tuple[str, ...]:
     """Texts in lower case of which every match of ``pattern`` holds at least one, so that a line without them need not be searched.
 
-    Raises ValueError when there are none of 3 or more characters.
+    Raises ValueError when there are none with a word in them.
     """
     found, _ = _alternatives(_TOKEN.findall(pattern), 0)
     if not found:
-        raise ValueError("no text of {} characters is in every match of: {}".format(_SHORTEST, pattern))
+        raise ValueError("no text with a word in it is in every match of: {}".format(pattern))
     return found
 
 
@@ -154,9 +157,9 @@ def _sequence(tokens: List[str], position: int) -> Tuple[Tuple[str, ...], int]:
         else:
             literal = _literal(token)
         quantifier = tokens[position] if position < len(tokens) else ""
-        if re.match(r"[*?]|\{0?,", quantifier):
+        if _OPTIONAL.match(quantifier):
             group, literal = (), ""
-        if literal and not re.match(r"[*+?]|\{\d", quantifier):
+        if literal and not _QUANTIFIER.match(quantifier):
             run += literal.lower()
             continue
         best = max(best, (run + literal.lower(),), group, key=_worth)
@@ -164,9 +167,10 @@ def _sequence(tokens: List[str], position: int) -> Tuple[Tuple[str, ...], int]:
     return max(best, (run,), key=_worth), position
 
 
-def _worth(texts: Tuple[str, ...]) -> Tuple[int, int]:
-    shortest = min(map(len, texts)) if texts else 0
-    return (min(shortest, 12), -len(texts)) if shortest >= _SHORTEST else (0, 0)
+def _worth(texts: Tuple[str, ...]) -> Tuple[int, int, int]:
+    """How well a line is told by one of ``texts`` being in it; the first number is 0 when it is not told at all."""
+    telling = min((_telling(telling_word(text)) for text in texts), default=0)
+    return (telling, min(12, *map(len, texts)), -len(texts)) if telling else (0, 0, 0)
 
 
 def _literal(token: str) -> str:
@@ -174,6 +178,40 @@ def _literal(token: str) -> str:
     if len(token) == 2 and token[0] == "\\":
         return "" if token[1].isalnum() else token[1]
     return "" if len(token) > 1 or token in _SPECIAL else token
+
+
+# Words that say little, since logs of builds that go well are full of them: a text with another word in it is looked for first
+_PLAIN = frozenset(
+    "binding build cache code completed config container cuda data default device dimension dims docker driver dynamic element elements"
+    " engine find for from gpu image information input inputs layer library limit load loading max maximum memory min model module"
+    " name network node number nvcr nvidia only open opening operator output outputs parser parsing plan plugin profile python rank"
+    " require result runtime serialized set shape shapes size sm specified status strategy supported tactic tensor tensorrt than"
+    " that the this timing trt type use using value version volume weights with".split()
+)
+_SEMI_PLAIN = frozenset("expected found loaded must not required tolerance upgrade".split())
+_LEVELS = (" e ", " f ")  # [E] and [F]
+_WORD = re.compile(r"(?<![a-z])[a-z]+(?![a-z])")
+
+
+def telling_word(text: str) -> str:
+    """The word of a text in lower case by which lines that may hold the text are found; "" when there is none.
+
+    A blank on a side of the word says that it ends there; where there is none, a line's word may go on.
+    """
+    words = [
+        (" " if match.start() else "") + match.group() + (" " if match.end() < len(text) else "") for match in _WORD.finditer(text)
+    ]
+    return max(words, key=lambda word: (_telling(word), len(word)), default="")
+
+
+def _telling(word: str) -> int:
+    """3 for a word that logs of builds that go well seldom hold, 1 for one they are full of, 0 for none."""
+    plain = word.strip()
+    if len(word) < _SHORTEST:
+        return 0
+    if plain in _PLAIN or (len(plain) < _SHORTEST and word not in _LEVELS):
+        return 1
+    return 2 if plain in _SEMI_PLAIN or len(word) == _SHORTEST else 3
 
 
 def kind_of(code: str) -> Tuple[Optional[str], str]:

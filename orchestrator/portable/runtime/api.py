@@ -1,22 +1,22 @@
 """The public face: ``load`` gives a model, ``select`` says what ``load`` would do."""
 
-import logging
 import time
-from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Union
+from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Sequence, Union
 
 from . import metrics
+from .attempt import open_within
 from .candidates import Candidate
 from .choice import Choice, Chosen, Refused, status_of
-from .decide import BACKENDS, LOGGER, Decision, Listener, Policy
+from .decide import BACKENDS, Decision, Listener, Policy
 from .errors import InputError, LoadError, RunError
 from .files import Expected, read_checked
 from .host import Described, Host, ThisProcess
 from .inputs import DeviceArray, specs
-from .manifest import open_manifest
+from .logs import INFO, WARNING, log
+from .manifest import Opened, Verifier, open_manifest
 from .model import Model
 from .selection import check_backend, fitting_gpus
 from .sessions import Job, Session
-from .signature import Verifier, check_signature
 
 __all__ = ["Choice", "Chosen", "DeviceArray", "InputError", "LoadError", "Model", "Refused", "RunError", "load", "metrics_text", "select"]
 
@@ -29,6 +29,7 @@ def load(
     allow_unvalidated: bool = False,
     require: Union[str, Iterable[str], None] = None,
     require_signature: Union[bool, Verifier] = False,
+    trusted: Optional[Sequence[str]] = None,
     timeout: Optional[float] = 60.0,
     isolate: bool = False,
     contexts: int = 1,
@@ -41,15 +42,15 @@ def load(
     compatible, TensorRT-RTX, ONNX Runtime on CUDA, on CPU, the TorchScript file that the model's owner named.
 
     ``allow_unvalidated``: also take engines that did not pass. ``require``: the only backend(s) to take, so that nothing else is fallen
-    back to. ``require_signature``: True, or a function of (path, manifest bytes) that returns the signer; fails closed. ``timeout``:
-    seconds for each attempt, None for no limit. ``isolate``: load in a child process first, which a bad plan may kill. ``contexts``:
-    TensorRT calls that may run at once. ``threads``: of ONNX Runtime's CPU provider. ``on_event``: called with a dict (``event``: loaded,
-    refused, failed, degraded) as it happens.
+    back to. ``trusted``: public key files, one of which has to have signed the manifest. ``require_signature``: True, or a function of
+    (path, manifest bytes) that returns the signer; both fail closed. ``timeout``: seconds for each attempt, None for no limit. ``isolate``:
+    load in a child process first, which a bad plan may kill. ``contexts``: TensorRT calls that may run at once. ``threads``: of ONNX
+    Runtime's CPU provider. ``on_event``: called with a dict (``event``: loaded, refused, failed, degraded) as it happens.
     """
     started = time.perf_counter()
     policy = Policy(allow_unvalidated, _backends(require))
     opened = open_manifest(manifest)
-    signer = check_signature(opened, require_signature)
+    signer = _signer(opened, require_signature, trusted)
     opener = _Opener(ThisProcess(), timeout, isolate, max(int(contexts), 1), threads)
     decision = Decision(opened, policy, opener.host, opener, on_event)
     decision.run()
@@ -71,6 +72,7 @@ def select(
     allow_unvalidated: bool = False,
     require: Union[str, Iterable[str], None] = None,
     require_signature: Union[bool, Verifier] = False,
+    trusted: Optional[Sequence[str]] = None,
 ) -> Choice:
     """What :func:`load` would take, without loading: files are checked, nothing is deserialised.
 
@@ -79,11 +81,20 @@ def select(
     """
     policy = Policy(allow_unvalidated, _backends(require))
     opened = open_manifest(manifest)
-    check_signature(opened, require_signature)
+    _signer(opened, require_signature, trusted)
     described: Host = ThisProcess() if host is None else Described(host)
     decision = Decision(opened, policy, described, None, None)
     decision.run()
     return decision.choice
+
+
+def _signer(opened: Opened, required: Union[bool, Verifier], trusted: Optional[Sequence[str]]) -> Optional[str]:
+    """Who signed; None when nobody asked. An empty list of trusted keys asks: it trusts nobody."""
+    if required is False and trusted is None:
+        return None
+    from .signature import check_signature
+
+    return check_signature(opened, required, () if trusted is None else trusted)
 
 
 class _Opener:
@@ -97,8 +108,6 @@ class _Opener:
         self._threads = threads
 
     def __call__(self, candidate: Candidate, expected: Expected, plugins: List[Expected]) -> Session:
-        from .attempt import open_within
-
         job = self._job(candidate, plugins)
         if self._isolate:  # before this process imports the backend: that can crash too
             from .isolate import try_in_child
@@ -151,10 +160,10 @@ def _report(decision: Decision, labels: Dict[str, Any], seconds: float) -> None:
     metrics.put("enginefarm_model_degraded", int(choice.degraded), **labels)
     metrics.put("enginefarm_load_seconds", seconds, **labels)
     text = "%s v%s: loaded %s (%s, %s) on %s"
-    LOGGER.log(logging.INFO, text, choice.model, choice.version, chosen.target, chosen.tier, status_of(chosen), chosen.device)
+    log(INFO, text, choice.model, choice.version, chosen.target, chosen.tier, status_of(chosen), chosen.device)
     if choice.degraded:
         reasons = "; ".join(choice.reasons)
-        LOGGER.warning("%s v%s is DEGRADED, it runs %s (%s): %s", choice.model, choice.version, chosen.target, chosen.tier, reasons)
+        log(WARNING, "%s v%s is DEGRADED, it runs %s (%s): %s", choice.model, choice.version, chosen.target, chosen.tier, reasons)
         decision.tell(dict(labels, event="degraded", target=chosen.target, backend=chosen.backend, reasons=list(choice.reasons)))
 
 

@@ -66,4 +66,5 @@ def explained(refusal: Refusal, lines: List[str]) -> Refusal:
     if not causes:
         return refusal
     best = causes[0]
-    return Refusal(refusal.stage, "{} ({})".format(refusal.why, best["sentence"].rstrip(".")), best["fix"] or refusal.fix, best["kind"])
+    why = "{} ({}, {})".format(refusal.why, best["sentence"].rstrip("."), best["code"])
+    return Refusal(refusal.stage, why, best["fix"] or refusal.fix, best["kind"], best["code"])

@@ -28,7 +28,8 @@ def main(given: Dict[str, Any]) -> None:
     except Exception as error:  # noqa: BLE001  (the edge of the process: whatever went wrong is the answer)
         refusal = refusal_of(error)
         log = [line[:_LINE] for line in getattr(error, "log", [])[-_LINES:]]
-        answer = {"ok": False, "stage": refusal.stage, "message": refusal.why, "fix": refusal.fix, "kind": refusal.kind, "log": log}
+        answer = {"ok": False, "stage": refusal.stage, "message": refusal.why, "fix": refusal.fix, "kind": refusal.kind}
+        answer.update(code=refusal.code, log=log)
     sys.stdout.flush()
     os.write(1, ("\n" + given["nonce"] + json.dumps(answer) + "\n").encode("utf-8"))
     os._exit(0)  # a library that was loaded may crash while the interpreter ends; that says nothing about the engine

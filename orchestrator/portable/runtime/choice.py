@@ -42,9 +42,10 @@ Refused = NamedTuple(
         ("kind", str),
         ("why", str),
         ("fix", str),
+        ("code", str),
     ],
 )
-"""An engine that was not taken: ``stage`` is one of STAGES."""
+"""An engine that was not taken: ``stage`` is one of STAGES; ``code`` explains a failed load (``enginefarm explain CODE``), or is empty."""
 
 
 def status_of(chosen: Chosen) -> str:

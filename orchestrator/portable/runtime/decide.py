@@ -1,6 +1,5 @@
 """Which engine of a manifest to take. ``select`` and ``load`` decide by the same code; only ``load`` opens."""
 
-import logging
 import os
 from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional
 
@@ -11,10 +10,10 @@ from .choice import FAILURES, Choice, Chosen, Refused
 from .errors import Refusal
 from .files import Expected, check, diagnose, inside
 from .host import NAMES, Host
+from .logs import ERROR, INFO, log
 from .manifest import Opened, engines_with_file
 from .selection import check_backend, check_machine, is_for
 
-LOGGER = logging.getLogger("enginefarm.runtime")
 BACKENDS = ("tensorrt", "tensorrt-rtx", "onnxruntime", TORCHSCRIPT)
 
 Policy = NamedTuple("Policy", [("allow_unvalidated", bool), ("require", FrozenSet[str])])
@@ -107,7 +106,7 @@ class Decision:
         path = inside(self._opened.folder, name.replace("\\", "/").rsplit("/", 1)[-1])
         if not os.path.isfile(path):
             raise Refusal(
-                "file", "its plugin {} is not beside the manifest".format(os.path.basename(path)), "copy it there", "plugin-missing"
+                "file", "its plugin {} is not beside the manifest".format(os.path.basename(path)), "copy it there", "missing-plugin-library"
             )
         expected = Expected(path, str(digest), None)
         check(expected)
@@ -124,7 +123,7 @@ class Decision:
         found = diagnose(expected, others)
         newer = "" if found else self._newer(expected.path)
         text = "; ".join(part for part in (refusal.why, found or newer) if part)
-        return Refusal(refusal.stage, text, refusal.fix, refusal.kind)
+        return Refusal(refusal.stage, text, refusal.fix, refusal.kind, refusal.code)
 
     def _newer(self, path: str) -> str:
         try:
@@ -147,14 +146,15 @@ class Decision:
                 refusal.kind,
                 why,
                 refusal.fix,
+                refusal.code,
             )
         )
         broken = refusal.stage in FAILURES
         self._count(candidate, "failed" if broken else "refused", why)
         if self._opener is not None:
             fix = " Fix: {}".format(refusal.fix) if refusal.fix else ""
-            level = logging.ERROR if broken else logging.INFO
-            LOGGER.log(level, "%s v%s: engine %s (%s) is not used: %s.%s", *self._named(), record["target"], record["file"], why, fix)
+            level = ERROR if broken else INFO
+            log(level, "%s v%s: engine %s (%s) is not used: %s.%s", *self._named(), record["target"], record["file"], why, fix)
 
     def _named(self) -> List[Any]:
         return [self.choice.model, self.choice.version]
@@ -173,8 +173,8 @@ class Decision:
             return
         try:
             self._listener(event)
-        except Exception:
-            LOGGER.exception("the on_event function failed")
+        except Exception:  # noqa: BLE001
+            log(ERROR, "the on_event function failed", exc_info=True)
 
     def _note_absent(self) -> None:
         """Targets that were made for this GPU and have no file."""
@@ -183,7 +183,7 @@ class Decision:
             if record.get("file") is None and is_for(record, facts):
                 why = "it has no file: its build was {}".format(record["verdict"]["status"])
                 name = NAMES[record["backend"]]
-                self.choice.refused.append(Refused(record["target"], None, record["backend"], None, name, "absent", "", why, ""))
+                self.choice.refused.append(Refused(record["target"], None, record["backend"], None, name, "absent", "", why, "", ""))
 
     def _judge(self, offered: List[Candidate]) -> None:
         """Why a service should worry: something better is broken, or was made for this machine, or is what the model is for."""

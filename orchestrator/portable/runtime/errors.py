@@ -7,7 +7,7 @@ class LoadError(Exception):
     """No engine was loaded, or the manifest cannot be used.
 
     ``what``, ``why`` and ``fix`` are texts for people; ``choice`` (see choice.py) lists every engine and why it was not taken; it is None
-    when the manifest itself is the problem. ``kind``: "manifest", "engine" (it holds none that can be taken) or "usage".
+    when the manifest itself is the problem. ``kind``: "manifest", "signature", "engine" (it holds none that can be taken) or "usage".
     """
 
     def __init__(self, what: str, why: Optional[str] = None, fix: Optional[str] = None, choice: Any = None, kind: str = "manifest") -> None:
@@ -39,12 +39,14 @@ class RunError(RuntimeError):
 class Refusal(Exception):  # noqa: N818  (an answer, not an error)
     """One engine is not taken; the next is tried. Never leaves this package.
 
-    ``stage`` is one of choice.STAGES, ``kind`` a failure kind (docs/facts/failures.yaml) or empty.
+    ``stage`` is one of choice.STAGES; ``kind`` a kind of docs/facts/failures.yaml or of worker/protocol.py, or empty; ``code`` the code of
+    the catalogue's entry that explains it, or empty.
     """
 
-    def __init__(self, stage: str, why: str, fix: str = "", kind: str = "") -> None:
+    def __init__(self, stage: str, why: str, fix: str = "", kind: str = "", code: str = "") -> None:
         super(Refusal, self).__init__(why)
         self.stage = stage
         self.why = why
         self.fix = fix
         self.kind = kind
+        self.code = code

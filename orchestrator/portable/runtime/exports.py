@@ -9,7 +9,7 @@ import tempfile
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence
 
 from .errors import LoadError, Refusal
-from .files import Expected, chunks, inside
+from .files import Expected, chunks, inside, open_expected
 from .manifest import Opened, engines_with_file
 
 Left = NamedTuple("Left", [("target", str), ("why", str)])
@@ -51,7 +51,7 @@ def copy_engine(opened: Opened, record: Dict[str, Any], path: str) -> None:
 
 def _copy(expected: Expected, path: str) -> None:
     digest = hashlib.sha256()
-    with open(expected.path, "rb") as source, open(path, "wb") as target:
+    with open_expected(expected) as source, open(path, "wb") as target:
         for chunk in chunks(source):
             digest.update(chunk)
             target.write(chunk)

@@ -3,6 +3,7 @@
 A plan is code. What is handed to a backend are the very bytes that were hashed, never a path that can change in between.
 """
 
+import errno
 import hashlib
 import os
 import re
@@ -29,6 +30,10 @@ def inside(folder: str, name: str) -> str:
         raise Refusal("file", "{!r} is not the name of a file beside the manifest".format(name))
     path = os.path.join(folder, name)
     base = os.path.realpath(folder)
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError as error:
+        raise Refusal("file", "{!r} is not the name of a file beside the manifest".format(name)) from error
     if not os.path.realpath(path).startswith(os.path.join(base, "")):
         raise Refusal("file", "{} is a link that leaves the manifest's folder".format(name), "put the file itself there")
     return path
@@ -39,7 +44,7 @@ def read_checked(expected: Expected) -> bytes:
 
     A file is hashed once for each path, size, modification time and inode in this process.
     """
-    with _open(expected) as file:
+    with open_expected(expected) as file:
         found = os.fstat(file.fileno())
         _same_size(expected, found.st_size)
         data = file.read(found.st_size + 1)
@@ -51,7 +56,7 @@ def read_checked(expected: Expected) -> bytes:
 
 def check(expected: Expected) -> None:
     """As :func:`read_checked` in constant memory, for what need not be loaded here."""
-    with _open(expected) as file:
+    with open_expected(expected) as file:
         found = os.fstat(file.fileno())
         _same_size(expected, found.st_size)
         known = _known(expected.path, found)
@@ -74,14 +79,25 @@ def forget() -> None:
         _DIGESTS.clear()
 
 
-def _open(expected: Expected) -> BinaryIO:
+def open_regular(path: str) -> BinaryIO:
+    """Open a regular file for reading; OSError (EINVAL) for anything else: a pipe would wait for its writer for ever."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", path)
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def open_expected(expected: Expected) -> BinaryIO:
+    """Open what the manifest describes; Refusal (stage file) when it is not there, not readable or not a regular file."""
     name = os.path.basename(expected.path)
     try:
-        if not stat.S_ISREG(os.stat(expected.path).st_mode):  # opening a pipe would wait for its writer
-            raise Refusal("file", "{} is not a regular file".format(name))
-        return open(expected.path, "rb")
+        return open_regular(expected.path)
     except OSError as error:
-        reason = "is not there" if isinstance(error, FileNotFoundError) else "cannot be read ({})".format(error.strerror)
+        reason = "is not there" if isinstance(error, FileNotFoundError) else "cannot be read: {}".format(error.strerror)
         raise Refusal("file", "{} {}".format(name, reason), "copy it beside the manifest, readable") from error
 
 
@@ -129,7 +145,7 @@ def diagnose(expected: Expected, others: List[Expected]) -> str:
             if other.size == size and _is(expected.path, other):
                 return "it is {} under this name".format(os.path.basename(other.path))
         facts = read(expected.path)
-        with open(expected.path, "rb") as file:
+        with open_regular(expected.path) as file:
             kind = sniff(file.read(4096), size)
     except OSError:
         return ""

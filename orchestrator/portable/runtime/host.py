@@ -7,6 +7,8 @@ import importlib
 import threading
 from typing import Any, Dict, List, Optional
 
+from ..worker import machine
+
 HOST_SCHEMA = "enginefarm.host/1"  # worker/protocol.py
 MODULES = {
     "tensorrt": ("tensorrt",),
@@ -37,16 +39,18 @@ class Host:
 
 
 class Described(Host):
-    """A machine by its description."""
+    """A machine by its description, which people may have edited: what has the wrong form is not known."""
 
     def __init__(self, description: Dict[str, Any]) -> None:
-        self._description = description
+        gpus, backends = description.get("gpus"), description.get("backends")
+        known = gpus if isinstance(gpus, list) and all(isinstance(gpu, dict) for gpu in gpus) else None
+        self._description = dict(description, gpus=known, backends=backends if isinstance(backends, dict) else {})
 
     def facts(self) -> Dict[str, Any]:
         return self._description
 
     def backend(self, name: str) -> Dict[str, Any]:
-        found = self._description.get("backends", {}).get(name)
+        found = self._description["backends"].get(name)
         if isinstance(found, dict):
             return found
         # the probe does not ask for PyTorch: not known is not a refusal
@@ -120,8 +124,6 @@ def _has_driver() -> bool:
 
 
 def _look() -> Dict[str, Any]:
-    from ..worker import machine
-
     gpus: List[Dict[str, Any]] = []
     version = machine.kernel_module_version()
     driver: Any = {"version": version, "cuda": None} if version else None

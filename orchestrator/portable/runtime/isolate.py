@@ -95,7 +95,8 @@ def _judge(code: int, late: bool, lines: List[str], nonce: str, seconds: float) 
         raise explained(Refusal("load", text, "rebuild the engine for what is installed here", "crash"), said)
     answer = json.loads(answers[-1])
     if not answer["ok"]:
-        raise explained(Refusal(answer["stage"], answer["message"], answer["fix"], answer["kind"]), answer["log"] or said)
+        refusal = Refusal(answer["stage"], answer["message"], answer["fix"], answer["kind"], answer["code"])
+        raise refusal if refusal.code else explained(refusal, answer["log"] or said)
 
 
 def _signal_name(number: int) -> str:

@@ -7,10 +7,10 @@ import hashlib
 import json
 import os
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from .errors import LoadError, Refusal
-from .files import FILE_NAME, inside
+from .files import FILE_NAME, inside, open_regular
 
 MANIFEST_SCHEMA = "enginefarm.manifest/1"
 LATEST_SCHEMA = "enginefarm.latest/1"
@@ -23,6 +23,9 @@ _GIVE = "give <model>_v<N>.json, latest.json, or the model's folder"
 
 Opened = NamedTuple("Opened", [("path", str), ("folder", str), ("raw", bytes), ("content", Dict[str, Any])])
 """A manifest that was read: ``path`` of its file, ``folder`` that holds its engines, its bytes, and what they say."""
+
+Verifier = Callable[[str, bytes], Any]
+"""A caller's own check of a signature: given the manifest's path and bytes it gives the signer, or raises."""
 
 
 def open_manifest(path: str) -> Opened:
@@ -46,18 +49,22 @@ def open_manifest(path: str) -> Opened:
 
 def _in_folder(folder: str) -> str:
     latest = os.path.join(folder, LATEST)
-    if os.path.isfile(latest):
+    if os.path.lexists(latest):  # whatever it is: a damaged one must not make another manifest the newest
         return latest
-    names = sorted(name for name in os.listdir(folder) if re.search(r"_v\d+\.json$", name) and FILE_NAME.match(name))
+    try:
+        found = os.listdir(folder)
+    except OSError as error:
+        raise LoadError("manifest cannot be read", "{}: {}".format(folder, error.strerror or error), _GIVE) from error
+    names = sorted(name for name in found if re.search(r"_v\d+\.json$", name) and FILE_NAME.match(name))
     if len(names) == 1:
         return os.path.join(folder, names[0])
-    found = "it holds {}".format(", ".join(names)) if names else "it holds neither {} nor a manifest".format(LATEST)
-    raise LoadError("no manifest to load", "{}: {}".format(folder, found), _GIVE)
+    holds = "it holds {}".format(", ".join(names)) if names else "it holds neither {} nor a manifest".format(LATEST)
+    raise LoadError("no manifest to load", "{}: {}".format(folder, holds), _GIVE)
 
 
 def _read(path: str) -> bytes:
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             raw = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise LoadError("manifest cannot be read", "{}: {}".format(path, error.strerror or error), _GIVE) from error

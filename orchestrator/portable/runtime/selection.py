@@ -1,10 +1,11 @@
 """Whether an engine can run on a machine, before it is read: the rules of facts/loads.py, first without and then with its backend.
 
-Unknown never refuses. The rules are imported when an engine for a GPU is judged: a CPU's needs none of them.
+Unknown never refuses.
 """
 
 from typing import Any, Dict, List, Optional
 
+from ..facts.loads import DOES_NOT, verdict
 from .candidates import TORCHSCRIPT, Candidate
 from .errors import Refusal
 from .host import INSTALL, NAMES, Host
@@ -42,7 +43,7 @@ def check_backend(candidate: Candidate, host: Host, backend: Dict[str, Any]) -> 
     here = dict(host.facts(), backends={name: backend}, engine_host_code_allowed=True, plugins=list(candidate.record.get("plugins", {})))
     found = _refusing(candidate, here, None)
     if found is not None:
-        kind = "version-mismatch" if found["rule"] in ("version", "version-compatible", "cuda-build") else ""
+        kind = "plan-version-mismatch" if found["rule"] in ("version", "version-compatible", "cuda-build") else ""
         raise Refusal("backend", found["text"], found["fix"], kind)
 
 
@@ -65,8 +66,6 @@ def _on_cpu(candidate: Candidate) -> bool:
 
 def _refusing(candidate: Candidate, host: Dict[str, Any], names: Any) -> Optional[Dict[str, Any]]:
     """The first rule (of those named) that says that the engine does not load."""
-    from ..facts.loads import DOES_NOT, verdict
-
     rules: List[Dict[str, Any]] = verdict(dict(candidate.record, provider=candidate.provider), host)["rules"]
     for rule in rules:
         if rule["verdict"] == DOES_NOT and rule["rule"] not in _NOT_OURS and (names is None or rule["rule"] in names):

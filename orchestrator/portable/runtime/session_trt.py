@@ -4,7 +4,6 @@ How inputs and outputs are named in old and new releases is backends/trt_run.py'
 """
 
 import ctypes
-import logging
 import threading
 from typing import Any, Dict, List, Optional
 
@@ -15,10 +14,11 @@ from ..facts.version import compare
 from ..worker.errors import StepError, printable, quoted
 from ..worker.tensors import Tensor, byte_count
 from .inputs import Device
+from .logs import DEBUG, ERROR, WARNING, log
 from .sessions import Job, Session
 
-LOGGER = logging.getLogger("enginefarm.runtime.tensorrt")
-_LEVELS = {"INTERNAL_ERROR": logging.ERROR, "ERROR": logging.ERROR, "WARNING": logging.WARNING, "INFO": logging.DEBUG}
+_LOGGER = "enginefarm.runtime.tensorrt"
+_LEVELS = {"INTERNAL_ERROR": ERROR, "ERROR": ERROR, "WARNING": WARNING, "INFO": DEBUG}
 _KEPT_LINES = 200
 
 
@@ -77,12 +77,12 @@ def make_logger(trt: Any) -> Any:
             # an exception must not leave this callback
             try:
                 level = _LEVELS.get(enum_name(severity), 0)
-                if level >= logging.ERROR and len(self.errors) < _KEPT_LINES:
+                if level >= ERROR and len(self.errors) < _KEPT_LINES:
                     self.errors.append(msg)
                 if level:
-                    LOGGER.log(level, "%s", printable(msg))
+                    log(level, "%s", printable(msg), logger=_LOGGER)
             except Exception:  # noqa: BLE001
-                LOGGER.debug("a line of TensorRT's log was lost")
+                log(DEBUG, "a line of TensorRT's log was lost", logger=_LOGGER)
 
     return Logger()
 
@@ -228,7 +228,7 @@ class TensorRTPool(Session):
                 if made is not None:
                     return made
                 self._limit = len(self._contexts)
-                LOGGER.warning("no memory for more than %d execution contexts: calls wait for each other", self._limit)
+                log(WARNING, "no memory for more than %d execution contexts: calls wait for each other", self._limit, logger=_LOGGER)
             return self._free.pop()
 
     def _make(self) -> Optional[Any]:

@@ -1,4 +1,4 @@
-"""``worker.pyz doctor [--json]``: the probe's host description, more of it, and what is wrong with it.
+"""``worker.pyz doctor [--json] [--save host.json]``: the probe's host description, more of it, and what is wrong with it.
 
 Works with nothing present, on Python 3.6. Exit codes: 0 nothing is wrong (warnings too), 4 something does not work, 2 wrong usage.
 """
@@ -11,6 +11,7 @@ from .doctor_facts import collect
 from .doctor_machine import Machine
 from .doctor_rules import LEVELS, Finding, findings
 from .errors import printable
+from .files import write_json
 from .probe import describe_host
 
 DOCTOR_SCHEMA = "enginefarm.doctor/1"
@@ -51,11 +52,21 @@ def lines(found: List[Finding]) -> List[Tuple[str, str]]:
 
 def main(arguments: List[str], handle: int) -> int:
     """Print the report to the descriptor ``handle``; gives the exit code."""
-    if arguments not in ([], ["--json"]):
-        os.write(2, b"usage: python3 worker.pyz doctor [--json]\n")
+    wanted = list(arguments)
+    as_json = "--json" in wanted
+    if as_json:
+        wanted.remove("--json")
+    if wanted and not (len(wanted) == 2 and wanted[0] == "--save" and wanted[1]):
+        os.write(2, b"usage: python3 worker.pyz doctor [--json] [--save host.json]\n")
         return EXIT_USAGE
     answer = examine()
-    text = json.dumps(answer, indent=2, sort_keys=True) if arguments else "\n".join(line for line, _ in lines(answer["findings"]))
+    if wanted:
+        try:
+            write_json(wanted[1], answer["host"])
+        except OSError as error:
+            os.write(2, "cannot write {}: {}\n".format(wanted[1], error.strerror).encode("utf-8", "backslashreplace"))
+            return EXIT_BROKEN
+    text = json.dumps(answer, indent=2, sort_keys=True) if as_json else "\n".join(line for line, _ in lines(answer["findings"]))
     data = (text + "\n").encode("utf-8", "backslashreplace")
     while data:
         data = data[os.write(handle, data) :]

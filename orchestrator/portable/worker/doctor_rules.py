@@ -48,12 +48,33 @@ def _gpus(host: Dict[str, Any]) -> List[Finding]:
         found.append(_say("D100", "ok", "{}, compute capability {}{}".format(gpu.get("name"), gpu.get("compute_capability"), memory)))
     if not found:
         found.append(_say("D101", "info", "no NVIDIA GPU here: TensorRT-RTX engines can be built, nothing on a GPU can run"))
-    slices = (host.get("details") or {}).get("mig") or []
-    if slices or any("MIG" in str(gpu.get("name")) for gpu in host.get("gpus") or ()):
+    return found + _mig(host)
+
+
+def _mig(host: Dict[str, Any]) -> List[Finding]:
+    """Divided GPUs: from NVML, else from the names that the kernel module gives its slices (a container without NVML)."""
+    found = []
+    slices = [gpu for gpu in host.get("gpus") or () if gpu.get("mig") or "MIG" in str(gpu.get("name"))]
+    divided = [gpu for gpu in host.get("mig") or () if gpu.get("enabled")]
+    named = (host.get("details") or {}).get("mig") or []
+    if slices or (named and not divided):
         text = "MIG is on ({}): an engine built on a slice has the slice's memory and multiprocessors".format(
-            ", ".join(slices) or "a slice"
+            ", ".join(str(gpu.get("uuid") or gpu.get("name")) for gpu in slices) or ", ".join(named)
         )
         found.append(_say("D110", "info", text, "build on the same kind of slice that the service runs on"))
+    for gpu in divided:
+        if not gpu.get("devices"):
+            text = "MIG is on for GPU {index} ({name}) and no slice of it is here: nothing runs on it".format(**gpu)
+            fix = "make slices: sudo nvidia-smi mig -i {0} -cgi 0 -C; or use it whole: sudo nvidia-smi -i {0} -mig 0".format(gpu["index"])
+            found.append(
+                _say("D112", "warning", text, "start the container with a slice: --gpus device=MIG-..." if host.get("container") else fix)
+            )
+    for gpu in host.get("mig") or ():
+        if gpu.get("enabled") != gpu.get("pending"):
+            text = "MIG goes {} for GPU {} at its next reset".format("on" if gpu.get("pending") else "off", gpu.get("index"))
+            found.append(
+                _say("D113", "warning", text, "stop what uses the GPU, then: sudo nvidia-smi --gpu-reset -i {}".format(gpu["index"]))
+            )
     return found
 
 

@@ -1,5 +1,5 @@
 """The worker's entry: ``python3 worker.pyz request.json`` runs one step, ``python3 worker.pyz probe`` prints the host,
-``python3 worker.pyz doctor [--json]`` says what is wrong with it.
+``python3 worker.pyz doctor [--json] [--save host.json]`` says what is wrong with it.
 
 Exit codes: 0 when ``result.json`` was written (ok or not) or the host was printed, 2 for wrong usage, 3 when no
 result could be written, 4 when the doctor found something that does not work.
@@ -34,7 +34,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     examining = arguments[:1] == ["doctor"]
     if not examining and (len(arguments) != 1 or arguments[0].startswith("-")):
-        sys.stderr.write("usage: python3 worker.pyz request.json | probe | doctor [--json]\n")
+        sys.stderr.write("usage: python3 worker.pyz request.json | probe | doctor [--json] [--save host.json]\n")
         return EXIT_USAGE
     stdout = take_stdout()
     _end_with_parent()

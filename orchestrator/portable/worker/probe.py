@@ -6,7 +6,9 @@ The host description::
      "libc": "glibc 2.36" | null, "python": "3.11.7", "python_executable": "/usr/bin/python3", "cpu": {"model": str, "count": int},
      "memory_bytes": int | null,
      "gpus": [{"index": 0, "name": "NVIDIA H200", "uuid": "GPU-..." | null, "compute_capability": "9.0",
-               "memory_bytes": int, "sm_count": int | null}],
+               "memory_bytes": int, "sm_count": int | null,
+               "mig": {"gpu": "GPU-...", "gpu_instance": 1 | null, "compute_instance": 0 | null}}],
+     "mig": [{"index": 0, "name": "NVIDIA H200", "uuid": "GPU-...", "enabled": true, "pending": true, "devices": 2}],
      "driver": {"version": "580.159.04" | null, "cuda": "13.0" | null} | null,
      "jetson": {"l4t": "32.7.1" | null, "jetpack": "4.6.1" | null, "model": str | null} | null,
      "container": bool,
@@ -17,6 +19,10 @@ The host description::
 ``cpu.count`` is what this process may use; ``memory_bytes`` is the smaller of the machine's memory and the
 container's limit; ``gpus`` are those that CUDA_VISIBLE_DEVICES leaves visible; ``cuda`` of a backend is what it was built with, as
 exactly as its package says it, and missing where no package does.
+
+In the place of a GPU that is divided (MIG), ``gpus`` lists its slices: only these have ``mig``; their ``index`` is the GPU's, their
+``uuid`` starts with ``MIG-``. The host's ``mig`` lists the GPUs that can be divided: whether they are now and after the next reset
+(``pending``), and into how many slices that can be seen here.
 """
 
 import os
@@ -52,6 +58,7 @@ def describe_host() -> Dict[str, Any]:
         "cpu": {"model": machine.cpu_model(), "count": machine.cpu_count()},
         "memory_bytes": machine.memory_bytes(),
         "gpus": gpus,
+        "mig": divisible(),
         "driver": driver,
         "jetson": machine.jetson(),
         "container": machine.in_container(),
@@ -75,17 +82,27 @@ def gpus_and_driver() -> Tuple[List[Dict[str, Any]], Optional[Dict[str, Any]]]:
         return [], ({"version": version, "cuda": None} if version else None)
 
 
+def divisible() -> List[Dict[str, Any]]:
+    """The host's ``mig``: none where NVML is not there, or does not know of it."""
+    try:
+        with Nvml() as nvml:
+            return nvml.mig()
+    except NvmlError:
+        return []
+
+
 def visible(gpus: List[Dict[str, Any]], variable: Optional[str]) -> List[Dict[str, Any]]:
     """The GPUs that ``CUDA_VISIBLE_DEVICES`` names, in its order: indexes or beginnings of UUIDs.
 
-    As CUDA reads it: the list ends at the first name that is no GPU. Indexes count in PCI order, which the process
-    runner asks CUDA for too (CUDA_DEVICE_ORDER).
+    As CUDA reads it: the list ends at the first name that is no GPU; of a divided GPU (MIG) its index stands for the first slice. Indexes
+    count in PCI order, which the process runner asks CUDA for too (CUDA_DEVICE_ORDER).
     """
     if variable is None:
         return gpus
     chosen: List[Dict[str, Any]] = []
     for name in (part.strip() for part in variable.split(",")):
-        found = [gpu for gpu in gpus if name and (name == str(gpu["index"]) or str(gpu["uuid"]).startswith(name))]
+        found = [gpu for gpu in gpus if name and name == str(gpu["index"])][:1]
+        found = found or [gpu for gpu in gpus if name and str(gpu["uuid"]).startswith(name)]
         if len(found) != 1 or found[0] in chosen:
             break
         chosen.append(found[0])

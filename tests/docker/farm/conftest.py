@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -116,11 +118,11 @@ class Lane:
     runners: dict[str, dict[str, Any]] = field(default_factory=dict)
     _count: int = 0
 
-    def runner(self, name: str, engine: Any, *, has: str | None = None, **more: Any) -> Lane:
+    def runner(self, name: str, engine: Any, /, *, has: str | None = None, **more: Any) -> Lane:
         """A docker runner on ``engine``; ``has``: the compute capability of the GPU that it declares."""
         entry: dict[str, Any] = {"type": "docker", "engine": engine.url, **more}
         if has is not None:
-            names = {"8.0": "NVIDIA A100", "7.5": "Tesla T4", "7.2": "Xavier"}
+            names = {"8.0": "NVIDIA A100", "7.5": "Tesla T4", "7.2": "Xavier", "8.9": "NVIDIA L4"}
             declared = {"gpus": [{"name": names[has], "compute_capability": has, "memory": "16 GiB"}]}
             declared |= {"driver": "535.104.05"} if has != "7.2" else {}
             entry["overrides"] = declared | more.get("overrides", {})
@@ -163,6 +165,15 @@ class Lane:
         (found,) = [record for record in content["engines"] if record["target"] == target]
         return dict(found)
 
+    def whole(self, target: str) -> None:
+        """The engine of ``target`` is all there, and nothing half-written lies in the project."""
+        record = self.record(target)
+        engine = self.folder / "artifacts/net/v1" / record["file"]
+        assert engine.stat().st_size == record["size_bytes"]
+        assert "sha256:" + hashlib.sha256(engine.read_bytes()).hexdigest() in (record["digest"], "sha256:" + record["digest"])
+        assert not [name for name in self.files() if Path(name).name.startswith((".", "tmp")) and not name.endswith(".lock")]
+        assert not [path for path in self.folder.rglob("*") if path.name in (".incoming", "work")]
+
     def files(self) -> set[str]:
         """All files under artifacts, without the locks that stay."""
         place = self.folder / "artifacts"
@@ -180,15 +191,15 @@ def save_model() -> Callable[..., Path]:
     return save_net
 
 
-def save_net(path: Path, seconds: float = 0.0) -> Path:
-    """relu(conv(x)); with ``seconds`` the double's builder takes that long over it."""
+def save_net(path: Path, seconds: float = 0.0, asks: str = "") -> Path:
+    """relu(conv(x)); the double's builder takes ``seconds`` over it, and does what ``asks`` says (double/tensorrt.py)."""
     weight = np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype(np.float32) * 0.1
     nodes = [helper.make_node("Conv", ["x", "w"], ["c"], pads=[1] * 4), helper.make_node("Relu", ["c"], ["y"])]
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", size, 8, 8]) for name, size in (("x", 3), ("y", 4))]
     graph = helper.make_graph(nodes, "net", ends[:1], ends[1:], [numpy_helper.from_array(weight, "w")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7)
-    if seconds:
-        model.doc_string = f"double: sleep {seconds};"
+    if seconds or asks:
+        model.doc_string = f"double: sleep {seconds}; {asks}"
     onnx.save(model, path)
     return path
 
@@ -206,3 +217,43 @@ def farm_engines(engines: Callable[..., Any]) -> Callable[[str], Any]:
         return started[name]
 
     return engine
+
+
+# ---- a registry as a service in a container: pytest-docker's fixtures, for docker-compose 1.29 ----
+
+
+@pytest.fixture(scope="session")
+def docker_compose_command(farm_engines: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -> str:
+    if shutil.which("docker-compose") is None:
+        pytest.skip("needs docker-compose")
+    engine = farm_engines("service")
+    content = images.registry_files()
+    path = tmp_path_factory.mktemp("registry") / "registry.tar"
+    sys.modules["enginefarm_docker_images"].write_image(path, None, content)
+    client = engine.client()
+    client.api.import_image_from_file(str(path), repository="enginefarm-test/registry", tag="1")
+    client.close()
+    return f"ENGINEFARM_TEST_PORT={registries.free_port()} docker-compose --host {engine.url}"
+
+
+@pytest.fixture(scope="session")
+def docker_setup() -> list[str]:
+    return ["up -d"]  # version 1 answers pytest-docker's own `up --wait` with its help, and 0
+
+
+@pytest.fixture(scope="session")
+def docker_cleanup() -> list[str]:
+    return ["down -v -t 1"]
+
+
+@pytest.fixture(scope="session")
+def docker_compose_file() -> str:
+    return str(Path(__file__).with_name("compose.yml"))
+
+
+@pytest.fixture(scope="session")
+def team_registry(docker_services: Any, docker_compose_command: str) -> str:
+    """HOST:PORT of the registry in a container."""
+    port = int(docker_compose_command.partition("=")[2].partition(" ")[0])
+    docker_services.wait_until_responsive(lambda: registries.answers(port), timeout=30, pause=0.1)
+    return f"127.0.0.1:{port}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
+import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -68,6 +70,16 @@ def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
     info.uname = info.gname = ""
     info.mode = 0o644
     return info
+
+
+def registry_files() -> dict[str, bytes]:
+    """Debian's docker-registry with its libraries and a configuration: absolute path -> content."""
+    binary = Path(shutil.which("docker-registry") or "")
+    told = subprocess.run(["ldd", str(binary)], capture_output=True, text=True, check=True).stdout
+    libraries = [word for word in told.split() if word.startswith("/")]
+    config = {"version": 0.1, "log": {"level": "error"}, "storage": {"filesystem": {"rootdirectory": "/data"}}, "http": {"addr": ":0"}}
+    found = {name: Path(name).read_bytes() for name in (str(binary), *libraries)}
+    return found | {"/etc/registry.yml": json.dumps(config).encode()}
 
 
 def file_digest(path: Path) -> str:

@@ -14,13 +14,6 @@ Engines = Callable[[str], Any]
 Save = Callable[..., Path]
 
 
-def whole(lane: Any, target: str) -> None:
-    """The engine of ``target`` is all there, and nothing half-written lies beside it."""
-    record = lane.record(target)
-    assert (lane.folder / "artifacts/net/v1" / record["file"]).stat().st_size == record["size_bytes"]
-    assert not [name for name in lane.files() if Path(name).name.startswith((".", "tmp")) and not name.endswith(".lock")]
-
-
 def test_builds_go_to_the_engine_whose_gpu_fits(lane: Any, farm_engines: Engines) -> None:
     lane.runner("turing", farm_engines("second"), has="7.5").runner("ampere", farm_engines("first"), has="8.0")
     done = lane.build(targets=("ampere-cu122", "turing-cu118"))
@@ -44,7 +37,7 @@ def test_a_power_cut_in_a_build_ends_on_another_engine(lane: Any, farm_engines: 
     (told,) = [event["text"] for event in run.events if event["event"] == "note" and event["level"] == "warning"]
     assert "runner one" in told
     assert run.runners("ampere-cu122", "validate") == ["two"]
-    whole(lane, "ampere-cu122")
+    lane.whole("ampere-cu122")
     # the engine comes back with the dead container, which whoever meets it next removes
     first = farm_engines("first")
     assert first.containers()
@@ -60,7 +53,7 @@ def test_a_power_cut_in_a_pull_ends_on_another_engine(lane: Any, farm_engines: E
     fresh.cut_power()
     assert run.end().code == 0, run.said
     assert run.runners("ampere-cu122") == ["one", "two"]
-    whole(lane, "ampere-cu122")
+    lane.whole("ampere-cu122")
     fresh.stop()
 
 
@@ -99,3 +92,51 @@ def test_an_engine_that_fails_twice_is_set_aside(lane: Any, farm_engines: Engine
     assert "it is set aside for this run" in run.said
     assert [run.runners(name) for name in on_one] == [["one", "two"]] * 2
     assert all(run.runners(name, "validate") == ["two"] for name in names)
+
+
+def test_a_power_cut_while_the_engine_comes_back_ends_on_another_engine(lane: Any, farm_engines: Engines, save_model: Save) -> None:
+    first, second = farm_engines("first"), farm_engines("second")
+    save_model(lane.folder / "net.onnx", asks="pad 300;")
+    lane.runner("one", first, has="8.0").runner("two", second, has="8.0")
+    run = lane.start_build(targets=("ampere-cu122",))
+    run.wait_for(lambda events: any(event.get("phase") == "bringing back" for event in events))
+    first.cut_power()
+    assert run.end().code == 0, run.said
+    assert run.runners("ampere-cu122") == ["one", "two"]
+    assert lane.record("ampere-cu122")["size_bytes"] > 300 << 20
+    lane.whole("ampere-cu122")
+    assert farm_engines("first").containers()
+    assert lane.run("runners", "clean").code == 0
+    assert first.containers() == second.containers() == []
+
+
+def test_a_power_cut_of_the_only_engine_while_the_engine_comes_back_leaves_nothing(
+    lane: Any, farm_engines: Engines, save_model: Save
+) -> None:
+    first = farm_engines("first")
+    save_model(lane.folder / "net.onnx", asks="pad 300;")
+    lane.runner("one", first, has="8.0")
+    run = lane.start_build(targets=("ampere-cu122",))
+    run.wait_for(lambda events: any(event.get("phase") == "bringing back" for event in events))
+    first.cut_power()
+    assert run.end().code == 4, run.said
+    assert run.builds["ampere-cu122"]["status"] == "failed"
+    assert run.builds["ampere-cu122"]["problem"]["code"] in ("EF420", "EF422")
+    assert not [path for path in lane.folder.rglob("*") if path.is_file() and path.stat().st_size > 100 << 20]
+
+
+def test_a_frozen_engine_in_a_build_ends_on_another_engine(lane: Any, farm_engines: Engines, save_model: Save) -> None:
+    first, second = farm_engines("first"), farm_engines("second")
+    save_model(lane.folder / "net.onnx", seconds=3)
+    lane.runner("one", first, has="8.0").runner("two", second, has="8.0")
+    run = lane.start_build(targets=("ampere-cu122",))
+    run.building("ampere-cu122")
+    first.freeze()
+    try:
+        assert run.end().code == 0, run.said
+    finally:
+        first.thaw()
+    assert run.runners("ampere-cu122") == ["one", "two"]
+    lane.whole("ampere-cu122")
+    assert lane.run("runners", "clean").code == 0
+    assert first.containers() == second.containers() == []

@@ -1,7 +1,8 @@
-"""Real logs: what each is explained as. cases/failures.jsonl was in sight when patterns were written, heldout.jsonl was collected after."""
+"""Real logs: what each is explained as. cases/README.md says where they are from and which were in sight when patterns were written."""
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.portable.facts.explain import explain, explain_text
+from orchestrator.portable.facts.failures import catalogue
 
 CASES = Path(__file__).resolve().parents[2] / "cases"
 HEALTHY = sorted((CASES / "healthy").glob("*.log"))
@@ -21,6 +23,15 @@ def load(name: str) -> list[dict[str, Any]]:
 
 
 ALL = load("failures.jsonl") + load("heldout.jsonl")
+UNSEEN = load("unseen.jsonl")
+WRITTEN = {
+    "as it is": lambda lines: "\n".join(lines).encode(),
+    "utf-16 with crlf": lambda lines: "\r\n".join(lines).encode("utf-16"),
+    "github": lambda lines: "\n".join("2025-05-03T17:11:41.1234567Z " + line for line in lines).encode(),
+    "compose": lambda lines: "\n".join("builder-1  | " + line for line in lines).encode(),
+    "coloured": lambda lines: "\n".join(f"\x1b[31m{line}\x1b[0m" for line in lines).encode(),
+    "json": lambda lines: "\n".join(json.dumps({"log": line + "\n", "stream": "stderr"}) for line in lines).encode(),
+}
 
 
 @pytest.mark.parametrize("case", ALL, ids=lambda case: case["id"])
@@ -45,6 +56,39 @@ def test_evidence_names_lines_of_the_log(case: dict[str, Any]) -> None:
             assert text in " ".join(lines[item["line"] - 1].split()), item
 
 
+def test_unseen_logs_cover_every_kind() -> None:
+    assert {case["kind"] for case in UNSEEN} == catalogue().kinds.keys()
+
+
+@pytest.mark.parametrize("how", WRITTEN)
+def test_unseen_logs_are_explained_however_they_are_written_down(how: str) -> None:
+    wrong = []
+    for case in UNSEEN:
+        causes = explain(io.BytesIO(WRITTEN[how](case["log"])))["causes"]
+        kind = causes[0]["kind"] if causes else None
+        figures = {name: str(value) for name, value in causes[0]["figures"].items()} if causes else {}
+        if kind != case["kind"] or not figures.items() >= case.get("figures", {}).items():
+            wrong.append((case["id"], kind, figures))
+    assert len(wrong) <= 0.05 * len(UNSEEN), wrong
+
+
+def test_unseen_logs_are_explained_at_the_end_of_a_long_build() -> None:
+    build = [f"[09/26/2026-10:21:07] [V] [TRT] Skipping tactic {number:#x}: No valid tactics, error 0.{number}" for number in range(300)]
+    for case in UNSEEN[::4]:
+        alone, behind = (explain_text(lines)["causes"] for lines in (case["log"], [*build, *case["log"]]))
+        if alone[0]["kind"] in ("timing-cache", "int64-warning"):
+            continue  # harmless lines are told of only when the log is about them
+        assert [cause["code"] for cause in behind] == [cause["code"] for cause in alone], case["id"]
+        assert behind[0]["evidence"][0]["line"] == alone[0]["evidence"][0]["line"] + len(build)
+
+
+def test_what_a_verbose_build_tried_and_left_is_no_failure() -> None:
+    tried = "[09/26/2026-10:21:07] [V] [TRT] Skipping CaskConvolution: No valid tactics for /model.0/conv/Conv"
+    assert explain_text([tried] * 3)["causes"] == []
+    missing = "[09/26/2026-10:21:07] [E] [TRT] Could not find any implementation for node /model.0/conv/Conv."
+    assert explain_text([tried] * 3 + [missing])["causes"][0]["kind"] == "no-tactic"
+
+
 @pytest.mark.parametrize("path", HEALTHY, ids=lambda path: path.stem)
 def test_healthy_log_is_blamed_for_nothing(path: Path) -> None:
     with path.open("rb") as stream:
@@ -54,7 +98,7 @@ def test_healthy_log_is_blamed_for_nothing(path: Path) -> None:
 
 
 def test_there_are_healthy_logs_of_many_products() -> None:
-    assert len(HEALTHY) >= 20
+    assert len(HEALTHY) >= 44
     assert {path.stem.split("_")[0] for path in HEALTHY} >= {"rtx", "ort", "ef", "trtexec", "docker", "gitlab", "actions", "pip"}
 
 

@@ -42,8 +42,9 @@ def test_without_isolation_a_crashing_load_takes_the_process_with_it(folder: Any
     assert done.stdout == ""
 
 
-def test_with_isolation_a_crash_is_reported_and_the_next_engine_is_loaded(folder: Any, attempt: Any) -> None:
-    folder.add("bad", b"abort")
+@pytest.mark.parametrize(("crash", "signal"), [(b"abort", "6 (SIGABRT)"), (b"segfault", "11 (SIGSEGV)")])
+def test_with_isolation_a_crash_is_reported_and_the_next_engine_is_loaded(folder: Any, attempt: Any, crash: bytes, signal: str) -> None:
+    folder.add("bad", crash)
     folder.add("good", b"fine")
 
     said = attempt(folder.write(), isolate=True)
@@ -52,7 +53,7 @@ def test_with_isolation_a_crash_is_reported_and_the_next_engine_is_loaded(folder
     assert said["degraded"] is True
     (refused,) = said["refused"]
     assert (refused["target"], refused["stage"], refused["kind"]) == ("bad", "load", "crash")
-    assert "a trial in a child process was killed by signal 6 (SIGABRT)" in refused["why"]
+    assert f"a trial in a child process was killed by signal {signal}" in refused["why"]
     assert "ERROR lane v3: engine bad" in said["stderr"]
 
 
@@ -81,15 +82,18 @@ def test_without_isolation_a_hang_is_left_behind_and_said(folder: Any, attempt: 
     assert said["threads"] == ["MainThread", "enginefarm-load"]
 
 
-@pytest.mark.parametrize("isolate", [False, True])
-def test_a_refused_load_is_explained_the_same_in_both_ways(folder: Any, attempt: Any, isolate: bool) -> None:
+def test_a_refused_load_is_explained_once_and_the_same_in_both_ways(folder: Any, attempt: Any) -> None:
     folder.add("bad", b"refuse")
+    manifest = folder.write()
 
-    said = attempt(folder.write(), isolate=isolate)
+    said = [attempt(manifest, isolate=isolate) for isolate in (False, True)]
 
-    assert "no engine of lane v3 runs here" in said["error"]
-    assert "Protobuf parsing failed" in said["refused"][0]["why"]
-    assert said["refused"][0]["stage"] == "load"
+    assert "no engine of lane v3 runs here" in said[0]["error"]
+    (refused,) = said[0]["refused"]
+    assert (refused["stage"], refused["kind"]) == ("load", "model-file-bad")
+    assert "Protobuf parsing failed" in refused["why"]
+    assert refused["why"].count(refused["code"]) == 1
+    assert said[1]["refused"] == said[0]["refused"]
 
 
 def test_a_trial_checks_the_digest_itself(folder: Any, attempt: Any) -> None:

@@ -76,7 +76,7 @@ def test_a_plan_of_another_release_is_not_tried(folder: Any, plan: bytes, on_gpu
     with pytest.raises(LoadError) as caught:
         load(str(folder.write()))
     (refused,) = caught.value.choice.refused
-    assert (refused.stage, refused.kind) == ("backend", "version-mismatch")
+    assert (refused.stage, refused.kind) == ("backend", "plan-version-mismatch")
     assert "built by TensorRT-RTX 1.4.0.76, this host has" in refused.why
 
 

@@ -141,7 +141,7 @@ def test_the_wrong_release_is_refused_before_the_file_is_read(folder: Any, world
     with pytest.raises(LoadError) as caught:
         load(str(folder.write()))
     (refused,) = caught.value.choice.refused
-    assert (refused.stage, refused.kind) == ("backend", "version-mismatch")
+    assert (refused.stage, refused.kind) == ("backend", "plan-version-mismatch")
 
 
 @pytest.mark.parametrize(("version", "most"), [("8.6.1", 1), ("10.3.0", 4)])
@@ -264,7 +264,7 @@ def test_an_engine_of_another_cuda_build_is_refused_although_the_version_is_the_
 
     with load(str(folder.write())) as model:
         refused = model.choice.refused[0]
-        assert (refused.target, refused.stage, refused.kind) == ("ampere", "backend", "version-mismatch")
+        assert (refused.target, refused.stage, refused.kind) == ("ampere", "backend", "plan-version-mismatch")
         assert "a CUDA 12 build of TensorRT 8.6.1.6 made it, here is the CUDA 11 build" in refused.why
         assert model.degraded
 

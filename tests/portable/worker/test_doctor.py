@@ -336,6 +336,19 @@ def test_the_shipped_doctor_prints_json_or_a_table(pyz: Path) -> None:
     assert run(pyz, "--jsn").returncode == 2
 
 
+def test_the_shipped_doctor_saves_the_description_that_compat_takes(pyz: Path, tmp_path: Path) -> None:
+    done = run(pyz, "--json", "--save", str(tmp_path / "host.json"))
+
+    saved = json.loads((tmp_path / "host.json").read_text())
+    assert saved["schema"] == "enginefarm.host/1"
+    assert saved.keys() == json.loads(done.stdout)["host"].keys()
+    nowhere = run(pyz, "--save", str(tmp_path / "none" / "host.json"))
+    assert (nowhere.returncode, nowhere.stdout) == (4, "")
+    assert "cannot write" in nowhere.stderr
+    for words in (["--save"], ["--save", ""], ["--save", "a", "b"], ["--json", "--json"]):
+        assert run(pyz, *words).returncode == 2
+
+
 @pytest.mark.interpreters
 @pytest.mark.parametrize("python", _interpreters() or [""])
 def test_the_doctor_runs_on_other_pythons(pyz: Path, python: str) -> None:

@@ -21,8 +21,8 @@ def test_the_description_has_every_documented_field() -> None:
     host = probe.describe_host()
 
     assert list(host) == [
-        "schema", "platform", "os", "kernel", "libc", "python", "python_executable", "cpu", "memory_bytes", "gpus", "driver", "jetson",
-        "container", "backends",
+        "schema", "platform", "os", "kernel", "libc", "python", "python_executable", "cpu", "memory_bytes", "gpus", "mig", "driver",
+        "jetson", "container", "backends",
     ]  # fmt: skip
     assert all(f'"{field}":' in str(probe.__doc__) for field in host)
     assert host["schema"] == HOST_SCHEMA

@@ -8,7 +8,9 @@ The variables DOUBLE_INVENTORY, DOUBLE_VERSION and DOUBLE_CAPABILITY are the ima
 
 import ctypes
 import json
+import mmap
 import os
+import re
 import sys
 import time
 
@@ -19,7 +21,7 @@ import trt_double as base
 MARK = b"TensorRTDouble plan: no TensorRT made this\n"
 _ENUM_OF = {"float": "FLOAT", "float16": "HALF", "int32": "INT32", "int8": "INT8", "bool": "BOOL"}
 _NUMPY = {"FLOAT": "float32", "HALF": "float16", "INT32": "int32", "INT8": "int8", "BOOL": "bool"}
-_SLOW = b"double: sleep "
+_ASKED = re.compile(rb"double: ((?:[a-z]+ [0-9.]+; ?)+)")
 
 
 def _session(model):
@@ -75,16 +77,28 @@ class Config(base.DoubleConfig):
 class Builder(base.DoubleBuilder):
     def build_serialized_network(self, network, config):
         super().build_serialized_network(network, config)
-        for line in network._model.split(_SLOW)[1:2]:  # a model can ask for a build that takes its time
-            time.sleep(float(line.split(b";")[0]))
-        return _plan(self._world, network._model)
+        asked = _asked(network._model)
+        time.sleep(asked.get("sleep", 0))
+        if "fill" in asked:  # shared memory is in no limit but the container's
+            mmap.mmap(-1, int(asked["fill"]) << 20).write(bytes(int(asked["fill"]) << 20))
+        if "signal" in asked:
+            os.kill(os.getpid(), int(asked["signal"]))
+        return _plan(self._world, network._model, int(asked.get("pad", 0)) << 20)
 
 
-def _plan(world, model):
-    about = json.dumps({"capability": os.environ["DOUBLE_CAPABILITY"], "profile": getattr(world, "profile", {})}).encode()
+def _asked(model):
+    """What a model's doc_string asks of the builder, like ``double: sleep 3; pad 300;``: seconds, megabytes more in the plan."""
+    found = _ASKED.search(model)
+    words = found.group(1).decode().replace(";", " ").split() if found else []
+    return {name: float(value) for name, value in zip(words[::2], words[1::2], strict=True)}
+
+
+def _plan(world, model, pad):
+    about = {"capability": os.environ["DOUBLE_CAPABILITY"], "profile": getattr(world, "profile", {}), "model": len(model)}
+    about = json.dumps(about).encode()
     head = b"ftrt" + bytes(4) + (world.serialization).to_bytes(8, "little") + bytes(8)
     head += bytes(int(part) for part in world.module.__version__.split(".")) + bytes(4)
-    return head + MARK + len(about).to_bytes(4, "little") + about + model
+    return b"".join((head, MARK, len(about).to_bytes(4, "little"), about, model, bytes(pad)))
 
 
 class Runtime(base.DoubleRuntime):
@@ -100,7 +114,8 @@ class Runtime(base.DoubleRuntime):
         if about["capability"] != os.environ["DOUBLE_CAPABILITY"]:
             return self._refuse("Serialization (The engine was built for compute capability {})".format(about["capability"]))
         engine = self._world.make(base.DoubleEngine, "ICudaEngine")
-        engine._open(data[start + 4 + size :], about["profile"])
+        model = start + 4 + size
+        engine._open(data[model : model + about["model"]], about["profile"])
         return engine
 
     def _refuse(self, text):

@@ -1,10 +1,12 @@
 """A named double of onnxruntime for processes of their own: what a model's bytes say is what happens when they are loaded.
 
-``abort`` kills the process, ``hang`` never comes back, ``refuse`` raises; anything else loads. It shows what the loader does around a
-backend, never what ONNX Runtime does.
+``abort`` and ``segfault`` kill the process, ``hang`` never comes back, ``refuse`` raises; anything else loads. It shows what the loader
+does around a backend, never what ONNX Runtime does.
 """
 
+import ctypes
 import os
+import pathlib
 import time
 
 __version__ = "0.0.double"
@@ -12,6 +14,10 @@ __version__ = "0.0.double"
 
 def get_available_providers():
     return ["CPUExecutionProvider"]
+
+
+def set_default_logger_severity(level):
+    pass
 
 
 class SessionOptions:
@@ -29,8 +35,12 @@ class _Argument:
 class InferenceSession:
     def __init__(self, model, options, providers=None):
         self._providers = providers
+        if isinstance(model, str):  # the worker gives a path, the loader bytes
+            model = pathlib.Path(model).read_bytes()
         if model.startswith(b"abort"):
             os.abort()
+        if model.startswith(b"segfault"):
+            ctypes.string_at(0)
         if model.startswith(b"hang"):
             time.sleep(3600)
         if model.startswith(b"refuse"):
