@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchestrator.cli.completion import complete_targets
 from orchestrator.cli.image_options import Allow, Mirror
 
 if TYPE_CHECKING:
@@ -37,7 +38,14 @@ def build_command(
         typer.Argument(envvar=_env("MODELS"), metavar="MODEL...", help="ONNX files, or folders that hold some.", show_default=False),
     ],
     target: Annotated[
-        list[str], typer.Option("--target", "-t", envvar=_env("TARGETS"), help="Target name, glob or label:NAME; repeatable. Default: all.")
+        list[str],
+        typer.Option(
+            "--target",
+            "-t",
+            envvar=_env("TARGETS"),
+            autocompletion=complete_targets,
+            help="Target name, glob or label:NAME; repeatable. Default: all.",
+        ),
     ] = [],  # noqa: B006  (typer copies it)
     available: Annotated[
         bool, typer.Option("--available", envvar=_env("AVAILABLE"), help="Build what can be built here; implies --allow-unvalidated.")
@@ -184,7 +192,7 @@ def _from_settings(ctx: typer.Context, parameters: dict[str, str]) -> frozenset[
 def _run(options: BuildOptions, progress: str, verbosity: int, as_json: bool) -> int:
     import json
 
-    from orchestrator.cli.screen import emit, print_lines, progress_view, stop_on_signals
+    from orchestrator.cli.screen import emit, print_lines, progress_view, stop_on_signals, width
     from orchestrator.events import Bus
     from orchestrator.pipeline.run import run_build
     from orchestrator.report import summary
@@ -197,7 +205,7 @@ def _run(options: BuildOptions, progress: str, verbosity: int, as_json: bool) ->
         emit(json.dumps(summary.as_json(result), indent=2, ensure_ascii=False) + "\n")
     else:
         _show_problems(result, progress)
-        print_lines(summary.table(result, _width()))
+        print_lines(summary.table(result, width(), ["enginefarm", *sys.argv[1:]]))
     return int(result.exit)
 
 
@@ -213,14 +221,11 @@ def _show_problems(result: Any, progress: str) -> None:
     sys.stderr.flush()
 
 
-def _width() -> int | None:
-    return os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
-
-
 def _plan(options: BuildOptions, as_json: bool) -> bool:
     """Print the plan; whether there is something to do."""
     import json
 
+    from orchestrator.cli.screen import width
     from orchestrator.events import Bus
     from orchestrator.pipeline.plan import make_plan
     from orchestrator.report.lines import Lines
@@ -230,7 +235,7 @@ def _plan(options: BuildOptions, as_json: bool) -> bool:
     if as_json:
         sys.stdout.write(json.dumps(plan.as_dict(), indent=2, ensure_ascii=False) + "\n")
     else:
-        sys.stdout.write("".join(line + "\n" for line in plan_lines(plan, _width())))
+        sys.stdout.write("".join(line + "\n" for line in plan_lines(plan, width())))
     return plan.work
 
 

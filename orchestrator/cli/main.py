@@ -10,6 +10,7 @@ import typer
 
 from orchestrator.cli import (
     build,
+    cache,
     compat,
     doctor,
     explain,
@@ -89,6 +90,7 @@ targets.app.command("lock")(targets_lock.lock_command)
 app.add_typer(targets.app, name="targets")
 app.add_typer(images.app, name="images")
 app.add_typer(policy.app, name="policy")
+app.add_typer(cache.app, name="cache")
 app.add_typer(runtime.app, name="runtime")
 app.add_typer(runners.app, name="runners")
 

@@ -13,6 +13,8 @@ import typer
 from orchestrator.cli.settings import load_settings
 
 if TYPE_CHECKING:
+    from orchestrator.errors import Where
+    from orchestrator.matrix.axes import ExcludedCell
     from orchestrator.matrix.layers import EffectiveTarget
     from orchestrator.matrix.schema import Target
     from orchestrator.matrix.select import Matrix
@@ -37,9 +39,10 @@ def project_matrix() -> Matrix:
 @app.command("list")
 def list_targets(selectors: Selectors = None, as_json: Json = False) -> None:
     """List targets, one a line."""
-    chosen = project_matrix().select(selectors or [])
+    matrix = project_matrix()
+    chosen, excluded = matrix.select(selectors or []), matrix.excluded(selectors or [])
     if as_json:
-        _print_json([effective.target.model_dump(mode="json") for effective in chosen])
+        _print_json([*(_cell_json(effective) for effective in chosen), *map(_excluded_json, excluded)])
         return
     rows: list[tuple[str, ...]] = [HEAD, *(_row(effective.target) for effective in chosen)]
     if sys.stdout.isatty():
@@ -48,9 +51,24 @@ def list_targets(selectors: Selectors = None, as_json: Json = False) -> None:
 
     for line in columns(rows):
         typer.echo(line)
+    for cell in excluded:
+        typer.echo(_excluded_text(cell))
     hidden = [name for name in HEAD if name not in rows[0]]
     if hidden:
         typer.echo(f"too narrow for {', '.join(hidden)}: widen the terminal, or give --json", err=True)
+
+
+def _cell_json(effective: EffectiveTarget) -> dict[str, Any]:
+    of = {} if effective.cell_of is None else {"cell_of": effective.cell_of}
+    return {**effective.target.model_dump(mode="json"), **of}
+
+
+def _excluded_json(cell: ExcludedCell) -> dict[str, Any]:
+    return {**_cell_json(cell.effective), "excluded": {"why": cell.why, **_place_json(cell.where)}}
+
+
+def _excluded_text(cell: ExcludedCell) -> str:
+    return f"{cell.name} is excluded: {cell.why} ({cell.where})"
 
 
 def fit(rows: list[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
@@ -99,7 +117,7 @@ def _row(target: Target) -> tuple[str, ...]:
 
 @app.command("show")
 def show_target(
-    name: Annotated[str, typer.Argument(help="Name of one target.")],
+    name: Annotated[str, typer.Argument(help="Name of one target. One with axes is shown as the cells that it forks into.")],
     model: Annotated[Path | None, typer.Option("--model", help="Lay the YAML beside this ONNX file over the target.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -107,24 +125,43 @@ def show_target(
     from orchestrator.errors import EMPTY_SELECTION, EnginefarmError
     from orchestrator.matrix.load import apply_model, find_model_config
 
-    chosen = project_matrix().select([name])
-    if len(chosen) != 1:
+    matrix = project_matrix()
+    chosen = matrix.select([name])
+    forks = name in matrix.forks
+    if len(chosen) != 1 and not forks:
         names = ", ".join(effective.target.name for effective in chosen)
         raise EnginefarmError(EMPTY_SELECTION, f'"{name}" means {len(chosen)} targets: {names}', fix="name one of them")
-    effective = chosen[0]
     if model is not None:
-        effective = apply_model(effective, find_model_config(model), {})
+        config = find_model_config(model)
+        chosen = [apply_model(effective, config, {}) for effective in chosen]
+    if not forks:
+        if as_json:
+            _print_json(_shown_json(chosen[0]))
+        else:
+            typer.echo(target_text(chosen[0]))
+        return
+    excluded = matrix.excluded([name])
     if as_json:
-        sources = {field: _source_json(effective, field) for field in effective.sources}
-        _print_json({"target": effective.target.model_dump(mode="json"), "sources": sources})
-    else:
-        typer.echo(target_text(effective))
+        _print_json({"cells": [_shown_json(effective) for effective in chosen], "excluded": [_excluded_json(cell) for cell in excluded]})
+        return
+    texts = [f"# one of {len(chosen)} cells of {name}\n{target_text(effective)}" for effective in chosen]
+    typer.echo("\n---\n".join(texts))
+    for cell in excluded:
+        typer.echo(f"# {_excluded_text(cell)}")
+
+
+def _shown_json(effective: EffectiveTarget) -> dict[str, Any]:
+    sources = {field: _source_json(effective, field) for field in effective.sources}
+    return {"target": effective.target.model_dump(mode="json"), "sources": sources}
 
 
 def _source_json(effective: EffectiveTarget, field: str) -> dict[str, Any]:
     source = effective.sources[field]
-    where = source.where
-    return {"layer": source.layer} | ({} if where is None else {key: value for key, value in vars(where).items() if value is not None})
+    return {"layer": source.layer} | ({} if source.where is None else _place_json(source.where))
+
+
+def _place_json(where: Where) -> dict[str, Any]:
+    return {key: value for key, value in vars(where).items() if value is not None}
 
 
 def target_text(effective: EffectiveTarget) -> str:
@@ -166,7 +203,8 @@ def check_targets(
 
     matrix = load_files(files) if files else project_matrix()
     count = len(files or matrix.targets)
-    typer.echo(f"{count} target{'s are' if count != 1 else ' is'} fine")
+    cells = f", {len(matrix.without)} excluded" if matrix.without and not files else ""
+    typer.echo(f"{count} target{'s are' if count != 1 else ' is'} fine{cells}")
 
 
 @app.command("schema")

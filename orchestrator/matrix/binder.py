@@ -55,6 +55,7 @@ _SYNONYMS = {
     "fp16": ("precision",),
     "int8": ("precision",),
     "dtype": ("precision",),
+    "profile": ("shapes",),
     "profiles": ("shapes",),
     "input_shapes": ("shapes",),
     "workspace_size": ("workspace",),
@@ -65,6 +66,10 @@ _SYNONYMS = {
     "validate_timeout": ("limits.validate_timeout",),
     "rtol": ("tolerance.rtol",),
     "atol": ("tolerance.atol",),
+    "matrix": ("axes",),
+    "except": ("exclude",),
+    "reason": ("why",),
+    "because": ("why",),
     "base": ("extends",),
     "inherits": ("extends",),
     "runner": ("runs_on", "runners"),
@@ -147,7 +152,7 @@ class Binder:
         self.problems.append(EnginefarmError(kind, what, where=where, why=why, fix=fix))
 
     def _unknown_field(self, key: Scalar, hints: MappingABC[str, Any], prefix: str) -> None:
-        meant = _SYNONYMS.get(key.text.lower(), ()) if not prefix else ()
+        meant = _SYNONYMS.get(key.text.lower(), ()) if prefix in ("", "axes.", "exclude.") else ()
         names = [name for name in meant if name.split(".")[0] in hints] or difflib.get_close_matches(key.text, hints, n=1, cutoff=CLOSE)
         known = ", ".join(sorted(hints))
         fix = f"did you mean {' or '.join(names)}?" if names else f"known here: {known}"

@@ -17,7 +17,7 @@ from orchestrator.matrix.yaml_syntax import short
 
 @dataclass(frozen=True)
 class Source:
-    """``layer`` is built-in, project, model, command line, default, or ``extends NAME``."""
+    """``layer`` is built-in, project, model, command line, axis, default, or ``extends NAME``."""
 
     layer: str
     where: Where | None = None
@@ -39,14 +39,17 @@ Values = dict[str, Value]
 @dataclass(frozen=True)
 class EffectiveTarget:
     """A target after all layers. ``sources`` names where each field came from: every field of Target by its name, and those
-    of nested models and each input's shape by dotted name as well."""
+    of nested models and each input's shape by dotted name as well. ``cell_of`` is the target that forks into this one by its axes."""
 
     target: Target
     sources: dict[str, Source]
     values: Values = field(repr=False, compare=False)
+    cell_of: str | None = None
 
 
 DEFAULT = Source("default")
+AXIS = "axis"
+"""The layer of a cell's axis values."""
 
 
 def overlay(base: Values, upper: Values) -> Values:
@@ -140,18 +143,23 @@ def wrong_value(kind: Kind, name: str, details: Mapping[str, Any], where: Where 
 
 def _pattern(name: str, given: str) -> tuple[str, str | None]:
     if name.startswith(("name", "tag", "extends")):
-        fixed = re.sub(r"[^a-z0-9._]+", "-", given.lower()).strip("-._")
-        if given != given.lower():
-            return (
-                f'only lower case is allowed: "{short(given)}" and "{short(given.lower())}" would be one file on a case-insensitive disk',
-                f"write {fixed}",
-            )
-        return (
-            "it becomes part of a file name: lower-case letters, digits, and single . _ - between them",
-            f"write {fixed}" if fixed else None,
-        )
+        return name_advice(given)
     if name == "jetpack":
         return "it is a version, or a condition on one", 'write it like ">=4.6.1" or "6.1"'
     if name.startswith("labels"):
         return "a label has no spaces and none of , { } * ? [ ]", None
     return "it is a version of one to four numbers", 'write it like "8.6.1"'
+
+
+def name_advice(given: str) -> tuple[str, str | None]:
+    """Why a text cannot be (part of) a target's name, and what to write instead."""
+    fixed = re.sub(r"[^a-z0-9._]+", "-", given.lower()).strip("-._")
+    if given != given.lower():
+        return (
+            f'only lower case is allowed: "{short(given)}" and "{short(given.lower())}" would be one file on a case-insensitive disk',
+            f"write {fixed}",
+        )
+    return (
+        "it becomes part of a file name: lower-case letters, digits, and single . _ - between them",
+        f"write {fixed}" if fixed else None,
+    )

@@ -5,23 +5,25 @@ from __future__ import annotations
 import difflib
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestrator import resources
 from orchestrator.errors import CONFIG_SYNTAX, CONFIG_VALUE, TARGET_CONFLICT, TARGET_UNKNOWN, EnginefarmError, Where, raise_all
-from orchestrator.matrix import rules
+from orchestrator.matrix import axes, rules
+from orchestrator.matrix.axes import Checked, ExcludedCell
 from orchestrator.matrix.binder import CLOSE, Binder
-from orchestrator.matrix.layers import EffectiveTarget, Source, Value, Values, overlay, partial, sources_of, validate
+from orchestrator.matrix.layers import AXIS, EffectiveTarget, Source, Value, Values, overlay, partial, sources_of, validate
 from orchestrator.matrix.model_config import LoadedModelConfig, apply_model, find_model_config, load_model_config
-from orchestrator.matrix.schema import Target
+from orchestrator.matrix.schema import Target, TargetFile
 from orchestrator.matrix.select import Matrix, sort_targets
 from orchestrator.matrix.shapes import parse_shape_option
-from orchestrator.matrix.yaml_reader import EMPTY, display, read_file
+from orchestrator.matrix.yaml_reader import EMPTY, Mapping, display, read_file
 from orchestrator.matrix.yaml_syntax import short
 
 __all__ = [
     "EffectiveTarget",
+    "ExcludedCell",
     "LoadedModelConfig",
     "Matrix",
     "Source",
@@ -34,7 +36,7 @@ __all__ = [
 ]
 
 _SUFFIXES = (".yaml", ".yml")
-_NOT_INHERITED = ("name", "tag", "description", "extends")
+_NOT_INHERITED = ("name", "tag", "description", "extends", *axes.FIELDS)
 _RESERVED_TAG_ENDS = (".unvalidated", ".engine", ".onnx")
 
 
@@ -61,12 +63,13 @@ class _File:
 
 @dataclass
 class _Row:
-    """One target being put together from its files and the target it extends."""
+    """One target being put together from its files and the target it extends, or one cell of it."""
 
     name: str
     home: Where
     values: Values
     broken: set[str]
+    cell_of: str | None = None
 
 
 def load_matrix(project: Path | None = None) -> Matrix:
@@ -104,14 +107,19 @@ def _load(builtin: list[Path], project: list[Path]) -> Matrix:
     files = [_read(path, layer, problems) for layer, paths in (("built-in", builtin), ("project", project)) for path in paths]
     problems += _same_file_names(files)
     rows = _compose(files, problems)
-    targets: dict[str, EffectiveTarget] = {}
+    targets: list[EffectiveTarget] = []
+    excluded: list[ExcludedCell] = []
+    tagged: list[_Row] = []
     for row in rows.values():
-        finished = _finish(row, problems)
-        if finished is not None:
-            targets[row.name] = finished
-    problems += _shared_tags(rows.values())
+        if axes.forks(row.values) or row.broken & {*axes.FIELDS}:
+            tagged += _finish_cells(row, problems, targets, excluded)
+        else:
+            tagged.append(row)
+            targets += _finish(row, problems)
+    problems += _shared_names(rows, tagged)
+    problems += _shared_tags(tagged)
     raise_all(problems)
-    return Matrix(sort_targets(targets))
+    return Matrix(sort_targets({row.target.name: row for row in targets}), sort_targets({cell.name: cell for cell in excluded}))
 
 
 def _read(path: Path, layer: str, problems: list[EnginefarmError]) -> _File:
@@ -123,10 +131,12 @@ def _read(path: Path, layer: str, problems: list[EnginefarmError]) -> _File:
         file.readable = False
         return file
     binder = Binder()
-    bound = binder.fields(document.root, Target)
+    forked = axes.read_axes(document.root, layer, binder)
+    entries = {key: node for key, node in document.root.entries.items() if key not in axes.FIELDS}
+    bound = binder.fields(Mapping(entries, document.root.keys, document.root.where), TargetFile)
     problems += binder.problems
     file.broken = binder.broken
-    file.values = {key: Value(_beside(path, key, item.value), Source(layer, item.where)) for key, item in bound.items()}
+    file.values = {key: Value(_beside(path, key, item.value), Source(layer, item.where)) for key, item in bound.items()} | forked
     said = file.values.get("name")
     if said is not None and said.value != name:
         fix = f"write name: {name}, or rename the file to {said.value}{path.suffix}"
@@ -203,7 +213,8 @@ def _inherit(
         del extending[name]
         row.broken.update(Target.model_fields)
         if base not in unreadable:
-            close = difflib.get_close_matches(base, rows, n=5, cutoff=CLOSE)
+            # the second: a cell of a target that forks
+            close = difflib.get_close_matches(base, rows, n=5, cutoff=CLOSE) or [name for name in rows if base.startswith(f"{name}-")]
             fix = f"did you mean {' or '.join(close)}?" if close else "see them with: enginefarm targets list"
             problems.append(EnginefarmError(TARGET_UNKNOWN, f'no target is called "{short(base)}"', where=where, fix=fix))
         return
@@ -213,7 +224,9 @@ def _inherit(
     del extending[name]
     layer = f"extends {base}"
     inherited = {
-        key: Value(item.value, Source(layer, item.source.where)) for key, item in rows[base].values.items() if key not in _NOT_INHERITED
+        key: Value(item.value, Source(layer, item.source.where))
+        for key, item in rows[base].values.items()
+        if key.split(".", 1)[0] not in _NOT_INHERITED
     }
     row.values = overlay(inherited, row.values)
     row.broken |= (
@@ -221,18 +234,41 @@ def _inherit(
     )
 
 
-def _finish(row: _Row, problems: list[EnginefarmError]) -> EffectiveTarget | None:
-    """The effective target, or None with its problems told."""
-    already = bool(row.broken)
-    target, wrong = validate(row.values, row.name, row.home, row.broken)
+def _finish(row: _Row, problems: list[EnginefarmError]) -> list[EffectiveTarget]:
+    """The effective target, or nothing with its problems told."""
+    axes.expand(row.name, row.values, problems)  # exclusions without axes
+    effective, wrong = _check(replace(row, values=axes.plain(row.values)))
     problems += wrong
+    return [] if effective is None else [effective]
+
+
+def _finish_cells(row: _Row, problems: list[EnginefarmError], targets: list[EffectiveTarget], excluded: list[ExcludedCell]) -> list[_Row]:
+    """Adds the cells of a target, which is none itself; its axes may be broken, then only the rest is looked at. Returns them as rows."""
+    cells = [] if row.broken & {*axes.FIELDS} else axes.expand(row.name, row.values, problems)
+    if not cells:
+        # what the axes would have set is not known
+        unsure = row.broken | {"precision", "shapes"}
+        problems += _check(_Row(row.name, row.home, axes.plain(row.values), unsure))[1]
+        return []
+    made = [_Row(cell.name, row.home, cell.values, set(row.broken), row.name) for cell in cells]
+    checked = [Checked(cell, *_check(part)) for cell, part in zip(cells, made, strict=True)]
+    kept, out = axes.sort_out(row.name, checked, problems)
+    targets += kept
+    excluded += out
+    return made
+
+
+def _check(row: _Row) -> tuple[EffectiveTarget | None, list[EnginefarmError]]:
+    """The effective target, or None, and all that is wrong with it."""
+    already = bool(row.broken)
+    target, problems = validate(row.values, row.name, row.home, row.broken)
     sources = sources_of(row.values)
     # every field broken: it extends something that is missing, which was told
     if set(Target.model_fields) <= row.broken:
-        return None
+        return None, problems
     problems += rules.check(target or partial(row.values, row.broken), sources, row.home, frozenset(row.broken))
     problems += _tag_ends(row)
-    return None if target is None or already else EffectiveTarget(target, sources, row.values)
+    return None if target is None or already else EffectiveTarget(target, sources, row.values, row.cell_of), problems
 
 
 def _tag_ends(row: _Row) -> list[EnginefarmError]:
@@ -246,6 +282,23 @@ def _tag_ends(row: _Row) -> list[EnginefarmError]:
             CONFIG_VALUE, what, where=tag.source.where, why="engine files end in it for another reason", fix="choose another tag"
         )
     ]
+
+
+def _shared_names(targets: Iterable[str], rows: Iterable[_Row]) -> list[EnginefarmError]:
+    """Cells that are called like another target, or like a cell of another one."""
+    taken = {name: f"the target {name}" for name in targets}
+    problems = []
+    for row in rows:
+        if row.cell_of is None:
+            continue
+        if row.name in taken:
+            where = next(item.source.where for item in row.values.values() if item.source.layer == AXIS)
+            what = f'"{row.name}" is the name of two targets'
+            why = f"a cell of {row.cell_of} and {taken[row.name]}"
+            place = replace(where or row.home, target=row.cell_of)
+            problems.append(EnginefarmError(TARGET_CONFLICT, what, where=place, why=why, fix="rename one of them"))
+        taken.setdefault(row.name, f"a cell of {row.cell_of}")
+    return problems
 
 
 def _shared_tags(rows: Iterable[_Row]) -> list[EnginefarmError]:

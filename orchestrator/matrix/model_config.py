@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from orchestrator.errors import CONFIG_FIELD, CONFIG_VALUE, NAME_INVALID, EnginefarmError, Where, raise_all
 from orchestrator.matrix import rules
+from orchestrator.matrix.axes import axis_values
 from orchestrator.matrix.binder import Binder, Bound
 from orchestrator.matrix.layers import EffectiveTarget, Source, Value, Values, nest, overlay, sources_of, validate, wrong_value
 from orchestrator.matrix.model_name import normal, objection, suggest_name
@@ -105,12 +106,13 @@ def apply_model(effective: EffectiveTarget, config: LoadedModelConfig | None, cl
 
     ``cli`` maps field names of Target to values (``precision``: str, ``shapes``: input name -> Profile); None and empty mean not given.
     Shapes and tolerances are merged input by input and field by field. Sample paths of the YAML become relative to its folder.
+    A cell keeps its axis values, whatever is laid over it: what the command line says picks cells (``Matrix.select``).
     Raises EnginefarmError: CONFIG_VALUE for a bad value, TARGET_IMPOSSIBLE or TARGET_CONFLICT naming the layer and its place.
     """
     values = effective.values
     if config is not None:
         values = overlay(values, _model_layer(config))
-    values = overlay(values, _command_line(cli))
+    values = overlay(overlay(values, _command_line(cli)), axis_values(effective))
     home = Where(target=effective.target.name)
     broken: set[str] = set()
     target, problems = validate(values, effective.target.name, home, broken)
@@ -120,7 +122,7 @@ def apply_model(effective: EffectiveTarget, config: LoadedModelConfig | None, cl
     raise_all(problems)
     if target is None:
         raise AssertionError("a target that does not validate has a problem")
-    return EffectiveTarget(target, sources, values)
+    return EffectiveTarget(target, sources, values, effective.cell_of)
 
 
 def _model_layer(config: LoadedModelConfig) -> Values:

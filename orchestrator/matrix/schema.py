@@ -147,6 +147,32 @@ class Target(_Frozen):
     runs_on: tuple[str, ...] = _classed("place", "labels of the CI runner that has this target's GPU", default=())
 
 
+class Axes(_Frozen):
+    """What forks a target into cells, one for each combination; a cell is called ``NAME-PRECISION-SHAPES``."""
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+
+    precision: tuple[Precision, ...] | None = Field(default=None, description="the precisions to build", min_length=1)
+    shapes: dict[Name, Annotated[dict[str, Profile], Field(min_length=1)]] | None = Field(
+        default=None, description="the optimization profiles to build: sets with a name, each a profile per input", min_length=1
+    )
+
+
+class Exclusion(_Frozen):
+    """Cells that are not built: all that have the values named here."""
+
+    precision: Precision | None = Field(default=None)
+    shapes: Name | None = Field(default=None, description="name of a set of axes.shapes")
+    why: str = Field(description="said wherever the cell would stand", min_length=1)
+
+
+class TargetFile(Target):
+    """One row of the matrix, or the several rows that its axes expand to."""
+
+    axes: Axes | None = _classed("name", "forks the target into cells", default=None)
+    exclude: tuple[Exclusion, ...] | None = _classed("name", "cells that are not built, and why", default=None)
+
+
 ModelName = Annotated[str, Spelled("name")]
 """What it may hold is said by ``matrix/model_name.py``, for ``--name`` and file stems too."""
 
@@ -163,6 +189,6 @@ class ModelConfig(_Frozen):
     fallback: FilePath | None = Field(default=None, description="TorchScript file a service may fall back to")
 
 
-def field_classes() -> dict[str, FieldClass]:
-    """Field name of :class:`Target` -> its class, as declared; an undeclared field raises KeyError."""
-    return {name: info.json_schema_extra["x-enginefarm-class"] for name, info in Target.model_fields.items()}  # type: ignore[index,misc]
+def field_classes(schema: type[Target] = Target) -> dict[str, FieldClass]:
+    """Field name of :class:`Target` (or TargetFile) -> its class, as declared; an undeclared field raises KeyError."""
+    return {name: info.json_schema_extra["x-enginefarm-class"] for name, info in schema.model_fields.items()}  # type: ignore[index,misc]

@@ -19,6 +19,7 @@ from orchestrator.pipeline.cached import Cached
 from orchestrator.pipeline.options import BuildOptions
 from orchestrator.pipeline.prepare import PreparedBuild, rewritten_to
 from orchestrator.portable.facts import capability
+from orchestrator.runners import bundle
 from orchestrator.verdict.judge import JUDGE
 from orchestrator.verdict.tolerance import default_tolerance, effective_precision
 
@@ -103,9 +104,19 @@ class Decider:
                 converter=converter,
                 plugins=self.plugins(target),
                 image=spot.image,
+                worker=self._worker("build", target),
             )
             found = self._inputs[name] = (inputs, keys.digest_of(inputs))
         return keys.build_key(model.digest, found[1]), found[0]
+
+    def _worker(self, step: str, target: Target) -> str:
+        """Digest of the worker modules of a step; found by reading them all, so it is remembered for this release's sources."""
+        memo, subject = self._cached.store.memo, f"{step} {target.backend}"
+        known = memo.get("worker modules", subject, bundle.worker_version())
+        if known is None:
+            known = bundle.step_modules_digest(step, target.backend)
+            memo.put("worker modules", subject, bundle.worker_version(), [], known)
+        return str(known)
 
     def plugins(self, target: Target) -> dict[str, str]:
         """Plugin file -> digest."""
@@ -143,7 +154,7 @@ class Decider:
                 "expected by": identity.expected(JUDGE),
             }
             judging = keys.judging_digest(inputs["tolerance"], target.validation, identity.expected(JUDGE), JUDGE)
-            self._checks[name] = (tolerance, keys.exercise_digest(target), judging, inputs)
+            self._checks[name] = (tolerance, keys.exercise_digest(target, self._worker("validate", target)), judging, inputs)
         return self._checks[name]
 
     def _checked(self, record: EngineRecord | None, checks: Checks) -> Action:

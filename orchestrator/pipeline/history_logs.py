@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.pipeline.runfolder import _in_use
+from orchestrator.pipeline.runfolder import in_use
 
 STEPS = ("build", "validate")
 TRACEBACK = "traceback"
@@ -32,7 +32,7 @@ class RunLogs:
 
     @property
     def running(self) -> bool:
-        return _in_use(self.folder)
+        return in_use(self.folder)
 
 
 def run_folders(state: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator.pipeline.runfolder import _in_use
+from orchestrator.pipeline.runfolder import in_use
 
 State = Literal["running", "done", "failed", "interrupted", "killed"]
 
@@ -39,7 +39,7 @@ class RunRow:
     def state(self) -> State:
         """``killed``: it never said how it ended, and nobody holds the lock of its folder any more."""
         if self.finished_at is None:
-            return "running" if self.folder.is_dir() and _in_use(self.folder) else "killed"
+            return "running" if self.folder.is_dir() and in_use(self.folder) else "killed"
         if self.exit_code in (130, 143) or self.counts.get("interrupted"):
             return "interrupted"
         return "failed" if self.exit_code else "done"

@@ -21,7 +21,6 @@ from typing import Any
 
 from orchestrator.matrix.schema import Profile, Target, Validation, field_classes
 from orchestrator.models import convert, half, operators
-from orchestrator.runners import bundle
 
 JUDGED = ("reference_budget",)
 """Fields of ``validation`` that change what outputs are compared with, not what runs."""
@@ -62,17 +61,18 @@ def build_inputs(
     converter: str | None,
     plugins: Mapping[str, str],
     image: str | None,
+    worker: str,
 ) -> dict[str, Any]:
     """Everything but the model that goes into a build step, by the name that ``plan`` calls it when it changed.
 
-    ``plugins`` maps a plugin file to its digest, ``image`` is pinned, None where no container runs.
+    ``plugins`` maps a plugin file to its digest, ``image`` is pinned, None where no container runs, ``worker`` is the digest of the modules
+    that the step imports (runners/bundle.py).
     """
     fields = _fields(target, "build")
     # what the step gets: resolved profiles, plugin bytes, the image by its digest (a tag that moves changes nothing)
     fields["shapes"] = {name: profile.model_dump(mode="json") for name, profile in profiles.items()}
     fields["plugins"] = sorted(plugins.values())
     fields["image"] = image.rpartition("@")[2] if image else None
-    worker = bundle.step_modules_digest("build", target.backend)
     return {**fields, "backend version": backend_version, "converter": converter, "worker": worker}
 
 
@@ -81,10 +81,10 @@ def build_key(model_digest: str, inputs_digest: str) -> str:
     return _chained("build", model_digest, inputs_digest)
 
 
-def exercise_digest(target: Target) -> str:
-    """Digest over how a target's engines are exercised."""
+def exercise_digest(target: Target, worker: str) -> str:
+    """Digest over how a target's engines are exercised, by the modules of ``worker``."""
     how = {name: value for name, value in target.validation.model_dump(mode="json").items() if name not in JUDGED}
-    return digest_of({"how": how, "worker": bundle.step_modules_digest("validate", target.backend)})
+    return digest_of({"how": how, "worker": worker})
 
 
 def run_key(build: str, samples: str, exercise: str) -> str:

@@ -69,7 +69,7 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, onerror=unlock)
 
 
-def _in_use(folder: Path) -> bool:
+def in_use(folder: Path) -> bool:
     try:
         with (folder / EVENTS).open("rb") as events:
             fcntl.flock(events, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -81,12 +81,20 @@ def _in_use(folder: Path) -> bool:
 
 def _tidy(runs: Path) -> None:
     """Remove all but the newest runs, and the working files of runs that were killed."""
-    finished = [folder for folder in sorted(runs.iterdir()) if folder.is_dir() and not _in_use(folder)]
+    finished = [folder for folder in sorted(runs.iterdir()) if folder.is_dir() and not in_use(folder)]
     for folder in finished[:-KEPT_RUNS]:
         _remove(folder)
     for folder in finished[-KEPT_RUNS:]:
         if (folder / "work").exists():
             _remove(folder / "work")
+
+
+def make_state(state: Path) -> None:
+    """Make the folder of history, cache and runs, unseen by git. Raises OSError."""
+    state.mkdir(parents=True, exist_ok=True)
+    ignore = state / ".gitignore"
+    if not ignore.exists():
+        ignore.write_text("*\n", encoding="ascii")
 
 
 @contextmanager
@@ -95,10 +103,8 @@ def open_run(state: Path) -> Iterator[RunFolder]:
     runs = state / "runs"
     run_id = time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-" + secrets.token_hex(3)
     try:
-        runs.mkdir(parents=True, exist_ok=True)
-        ignore = state / ".gitignore"
-        if not ignore.exists():
-            ignore.write_text("*\n", encoding="ascii")
+        make_state(state)
+        runs.mkdir(exist_ok=True)
         _tidy(runs)
         run = RunFolder(runs / run_id, run_id)
     except OSError as error:

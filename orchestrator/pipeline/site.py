@@ -23,6 +23,7 @@ from orchestrator.pipeline.history import FILE_NAME, History
 from orchestrator.pipeline.known import KnownHosts
 from orchestrator.pipeline.options import BuildOptions
 from orchestrator.pipeline.prepare import Prepared, PreparedBuild, prepare
+from orchestrator.pipeline.runfolder import make_state
 from orchestrator.resources import builtin_targets
 from orchestrator.runners.base import Runner
 from orchestrator.runners.load import load_runners
@@ -41,6 +42,9 @@ class Site:
         self.matrix = load_matrix(options.project)
         self.matrix.select(options.targets)
         self.farm = make_farm(options, self.matrix)
+        with contextlib.suppress(OSError):
+            # a plan needs nothing written; a run says what is wrong when it makes its own folder
+            make_state(options.state)
         self.store = Store(options.cache)
         self.history = History(options.state / FILE_NAME, say=lambda text: bus(events.Note(text=text, level="warning")))
         self.resumes = self._cut_short()

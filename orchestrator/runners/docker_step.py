@@ -14,6 +14,7 @@ import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -81,9 +82,7 @@ class ContainerStep:
             container = str(self.engine.api.create_container(self.image, **self._configuration())["Id"])
         try:
             self._phase("sending")
-            self._send_shared(container)
-            with engine_errors(self.engine.runner, "send the step's files"):
-                self.engine.api.put_archive(container, BASE, pack(self._entries(), self._check_cancel))
+            self._send(container)
             ended, state = self._start_and_watch(container, log)
             if ended.stopped is None and ended.code == EXIT_WRITTEN:
                 self._fetch(container, incoming)
@@ -150,13 +149,24 @@ class ContainerStep:
         for name, link in self._links().items():
             yield Entry(f"step/{name}", link=link)
 
-    def _send_shared(self, container: str) -> None:
-        for top, digest in self.step.shared_inputs.items():
-            with engine_errors(self.engine.runner, "look for the model on the engine"):
-                there = docker_inputs.is_complete(self.engine, container, f"{BASE}/in/{top}")
-            if not there:
+    def _send(self, container: str) -> None:
+        """All files to the engine; what it lacks of the shared ones on another connection than the step's own."""
+        with engine_errors(self.engine.runner, "look for the model on the engine"):
+            missing = [top for top in self.step.shared_inputs if not docker_inputs.is_complete(self.engine, container, f"{BASE}/in/{top}")]
+        if not missing:
+            self._send_own(container)
+            return
+        with ThreadPoolExecutor(1, thread_name_prefix="send") as pool:
+            own = pool.submit(self._send_own, container)
+            for top in missing:
                 files = {name[len(top) + 1 :]: path for name, path in self.step.inputs.items() if name.startswith(f"{top}/")}
+                digest = self.step.shared_inputs[top]
                 docker_inputs.send(self.engine, self.image, digest, files, self.make_labels, self.cancel, self._phase)
+            own.result()
+
+    def _send_own(self, container: str) -> None:
+        with engine_errors(self.engine.runner, "send the step's files"):
+            self.engine.api.put_archive(container, BASE, pack(self._entries(), self._check_cancel))
 
     # --- running ---
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from orchestrator.errors import DISK, EnginefarmError, Where
 
 
-class StoreUnwritable(EnginefarmError):
+class StoreUnwritable(EnginefarmError):  # noqa: N818  (a state of the cache)
     """The cache cannot be written: no space, no rights, no locks. What was there before is whole; nothing half-written is visible."""
 
 
-class BlobLost(EnginefarmError):
+class BlobLost(EnginefarmError):  # noqa: N818  (a state of the cache)
     """A blob is missing, or was damaged and is removed: whatever it held must be made again."""
 
 

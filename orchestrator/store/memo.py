@@ -32,8 +32,9 @@ _Answer = TypeVar("_Answer")
 
 
 class Memo:
-    """Safe to use from several threads, and from several processes with the same ``path``. Nothing here fails because of the memo's own file:
-    without one every answer is found out again.
+    """Safe to use from several threads, and from several processes with the same ``path``.
+
+    Nothing here fails because of the memo's own file: without one every answer is found out again.
 
     ``hashed_bytes`` counts what :meth:`digest` had to read.
     """
@@ -61,7 +62,7 @@ class Memo:
             for path, *before in json.loads(files):
                 if fingerprint(os.stat(path)) != tuple(before):  # noqa: PTH116  (called for every file of a plan)
                     return None
-        except OSError:
+        except (OSError, ValueError):
             return None
         return json.loads(value)
 
@@ -91,7 +92,7 @@ class Memo:
         """
         for path in paths:
             with contextlib.suppress(OSError):
-                _wait_out_tick(path.stat)
+                _wait_out_tick(path)
         return time.time_ns()
 
     def digest(self, path: Path) -> str:
@@ -119,7 +120,7 @@ class Memo:
         for _ in range(_TRIES):
             with _open_regular(path) as file:
                 number = file.fileno()
-                _wait_out_tick(lambda number=number: os.fstat(number))
+                _wait_out_tick(number)
                 moment = time.time_ns()
                 before = os.fstat(number)
                 digest = self._stream(file)
@@ -194,16 +195,20 @@ class Memo:
 @contextlib.contextmanager
 def _open_regular(path: Path) -> Iterator[BinaryIO]:
     """Open a regular file; OSError for anything else: a pipe would wait for a writer for ever."""
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except ValueError as error:
+        raise OSError(errno.EINVAL, str(error), str(path)) from error  # a NUL in the name
+    with os.fdopen(handle, "rb", buffering=0) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         yield file
 
 
-def _wait_out_tick(status: Callable[[], os.stat_result]) -> None:
+def _wait_out_tick(file: Path | int) -> None:
     """Sleep once when a file changed within the last tick; not for the long ticks of coarse file systems."""
     now = time.time_ns()
-    found = status()
+    found = os.stat(file)  # noqa: PTH116  (of an open file too)
     newest = max(found.st_ctime_ns, min(found.st_mtime_ns, now))
     if tick_of(found, now) == TICK_NS and now - TICK_NS <= newest <= now + TICK_NS:
         time.sleep((newest - now + TICK_NS) / 1e9 + 0.001)

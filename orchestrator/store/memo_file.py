@@ -55,7 +55,7 @@ class MemoFile:
             raise
 
     def find(self, name: Name) -> Row | None:
-        found = self._connection.execute(_FIND, name).fetchone()
+        found = self._connection.execute(_FIND, _bound(name)).fetchone()
         if found is None:
             return None
         files, value, crc = found
@@ -66,7 +66,7 @@ class MemoFile:
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
         try:
-            connection.executemany(_SAVE, [(*name, *row, _crc(name, row)) for name, row in rows])
+            connection.executemany(_SAVE, [(*_bound(name), *row, _crc(name, row)) for name, row in rows])
             connection.execute(_TRIM, (KEPT_ROWS,))
             connection.execute("COMMIT")
         except BaseException:
@@ -82,8 +82,14 @@ class MemoFile:
             self._lock = None
 
 
+def _bound(name: Name) -> tuple[str, str | bytes, str]:
+    """For SQLite, whose text is UTF-8, which names of files need not be."""
+    kind, subject, version = name
+    return (kind, subject if subject.isascii() else subject.encode("utf-8", "surrogatepass"), version)
+
+
 def _crc(name: Name, row: Row) -> int:
-    return zlib.crc32("\0".join((*name, *row)).encode("utf-8", "surrogateescape"))
+    return zlib.crc32("\0".join((*name, *row)).encode("utf-8", "surrogatepass"))
 
 
 def is_damage(error: sqlite3.Error) -> bool:

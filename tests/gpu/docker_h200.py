@@ -1,6 +1,6 @@
 """On a machine with an NVIDIA GPU, without Docker and without network: probe, lease and the whole way of ``ort-cuda`` in containers.
 
-    python tests/gpu/docker_h200.py --engine FOLDER --out OUT.json [--rehearse]
+    PYTHONPATH=. python tests/gpu/docker_h200.py --engine FOLDER --out OUT.json [--rehearse]
 
 Started as root by on_device.py, in an environment with the project's dependencies and onnxruntime-gpu. FOLDER holds Debian's dockerd
 (kit.py). Every step is the project's own command on a runner with explicit devices; what it left is written as JSON, a step that breaks
@@ -18,25 +18,25 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-sys.path[:0] = [str(ROOT), str(HERE)]
-
 import cuda_double
+import escapes
 import gpu_image
 from kit_engine import KitEngine, Watcher, loose, overlaps
 
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 IMAGE, TRICK_IMAGE = "enginefarm-gpu/ort:1", "enginefarm-gpu/look:1"
 TARGET = "ort-cuda"
 CAPABILITY = "9.0"
-SOAK_SECONDS = 12
+SOAK_SECONDS = 20  # a second run must have come as far as the lease by then
 _NODES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
-_WAITING = re.compile(r"waiting for .*: held by .*")
+_WAITING = re.compile(r"waiting for .+: held by .+")
 
 
 class Proof:
@@ -45,7 +45,7 @@ class Proof:
     def __init__(self, engine: KitEngine, place: Path, rehearse: bool) -> None:
         self.engine, self.place, self.rehearse = engine, place, rehearse
         self.devices = ["/dev/zero", "/dev/full"] if rehearse else [node for node in _NODES if Path(node).is_char_device()]
-        self.driver = _driver_folder(place)
+        self.driver = gpu_image.driver_folder(place)
         self.watcher: Watcher | None = None
         self.runners = place / "runners.yaml"
 
@@ -112,14 +112,23 @@ class Proof:
         info = client.info()
         client.close()
         self.watcher = Watcher(self.engine)
-        names = ("ServerVersion", "Driver", "CgroupVersion", "CgroupDriver", "KernelVersion", "OperatingSystem", "Runtimes", "DefaultRuntime")
+        names = (
+            "ServerVersion",
+            "Driver",
+            "CgroupVersion",
+            "CgroupDriver",
+            "KernelVersion",
+            "OperatingSystem",
+            "Runtimes",
+            "DefaultRuntime",
+        )
         found = {name: sorted(info[name]) if name == "Runtimes" else info.get(name) for name in names}
         return {**found, "warnings": info.get("Warnings"), "up_seconds": round(seconds, 2), "ok": "nvidia" not in info["Runtimes"]}
 
     def image(self) -> dict[str, Any]:
         """The images: one of this machine's own Python, onnxruntime and CUDA libraries; one over it whose onnxruntime looks around."""
         started = time.monotonic()
-        own = Path(gpu_image.sysconfig.get_path("purelib"))
+        own = Path(sysconfig.get_path("purelib"))
         replaced = cuda_double.files(gpu_image.site_folder(), own) if self.rehearse else {}
         roots = [own, Path(_said(["python3", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]))]
         cuda = gpu_image.cuda_folders(dict.fromkeys(roots))
@@ -127,7 +136,7 @@ class Proof:
         client = self.engine.client()
         double = [f"ENV DOUBLE_CAPABILITY={CAPABILITY}"] if self.rehearse else []
         gpu_image.import_image(client.api, contents, IMAGE, double)
-        client.images.build(fileobj=_look_context(), custom_context=True, tag=TRICK_IMAGE)
+        client.images.build(fileobj=escapes.context(IMAGE), custom_context=True, tag=TRICK_IMAGE)
         shown = client.images.get(IMAGE)
         client.close()
         self._write_runners()
@@ -197,20 +206,19 @@ class Proof:
         """A second job that starts while the first one validates waits, says so, and passes; their GPU steps never overlap."""
         assert self.watcher is not None
         watcher, since = self.watcher, time.time()
-        first = self.start(self.project("first", soak=SOAK_SECONDS), *_words())
+        first = self.start(self.project("first", soak=SOAK_SECONDS), *_words("json"))
         validates = watcher.wait_for(
             120, lambda: sum("start" in step for step in _on_gpu(watcher, since)) >= 2, while_=lambda: first.poll() is None
         )
         second_started = time.time()
-        second = self.start(self.project("second"), *_words())
+        second = self.start(self.project("second"), *_words("json"))
         shown = self.run(self.place, "runners", "--json")[1]
         held = json.loads(shown)["runners"][0]["held"] if shown else {}
         ends = [process.communicate(timeout=240) for process in (first, second)]
-        said = [bool(_WAITING.search(err)) for _, err in ends]
+        said = [_waits(err) for _, err in ends]
         owners = [f"process {process.pid} on {platform.node()}" for process in (first, second)]
         steps = _on_gpu(watcher, since)
         mine, theirs = ([step for step in steps if step["owner"] == owner] for owner in owners)
-        waited = _WAITING.search(ends[1][1])
         records = [_record(self.place / name) for name in ("first", "second")]
         statuses = [record["verdict"]["status"] if record else None for record in records]
         return {
@@ -218,20 +226,20 @@ class Proof:
             "statuses": statuses,
             "second_started": second_started,
             "held_meanwhile": held,
-            "the_second_said": waited[0] if waited else None,
-            "the_first_said_so_too": said[0],
+            "said": {"first": said[0], "second": said[1]},
             "first": mine,
             "second": theirs,
             "leases": watcher.containers(since, "lease"),
             "overlaps": overlaps(steps),
             "seconds_waited": round(theirs[0]["start"] - second_started, 2) if theirs else None,
-            "stderr": [err[-2000:] for _, err in ends],
+            "stderr": [err[-3000:] for _, err in ends],
             "ok": validates
+            and (len(mine), len(theirs)) == (2, 2)
             and [first.returncode, second.returncode] == [0, 0]
             and statuses == ["passed", "passed"]
-            and bool(waited)
+            and not said[0]
+            and any(owners[0] in line["phase"] and line["at"] < mine[1]["die"] for line in said[1])
             and owners[0] in held.values()
-            and (len(mine), len(theirs)) == (2, 2)
             and second_started < mine[1]["die"] < theirs[0]["start"]
             and not overlaps(steps),
         }
@@ -273,7 +281,7 @@ class Proof:
         if not lines:
             return {"log": answer.log.read_text()[-2000:], "ok": False}
         found = json.loads(lines[-1].removeprefix("FOUND "))
-        problems = _escapes(found, self.devices, self.rehearse)
+        problems = escapes.problems(found, self.devices, self.rehearse)
         return {"found": found, "problems": problems, "ok": not problems}
 
     def clean(self) -> dict[str, Any]:
@@ -294,7 +302,11 @@ class Proof:
             "images_that_are_not_ours_to_remove": images,
             "leases_left": held,
             "stderr": err[-2000:],
-            "ok": code == 0 and not containers and not volumes and not held and images == sorted([IMAGE, TRICK_IMAGE])
+            "ok": code == 0
+            and not containers
+            and not volumes
+            and not held
+            and images == sorted([IMAGE, TRICK_IMAGE])
             and self.watcher is not None
             and self.watcher.ended is None,
         }
@@ -311,8 +323,14 @@ def _on_gpu(watcher: Watcher, since: float) -> list[dict[str, Any]]:
     return [step for step in watcher.containers(since) if step["gpu"]]
 
 
-def _words() -> tuple[str, ...]:
-    return ("build", "lane.onnx", "--target", TARGET, "--json", "--progress", "plain", "--verbose")
+def _words(progress: str = "plain") -> tuple[str, ...]:
+    return ("build", "lane.onnx", "--target", TARGET, "--json", "--progress", progress, "--verbose")
+
+
+def _waits(stderr: str) -> list[dict[str, Any]]:
+    """When a run said that it waits for a GPU, and for whom, out of its events."""
+    events = [json.loads(line) for line in stderr.splitlines() if line.startswith("{")]
+    return [{"at": event["at"], "phase": event["phase"]} for event in events if _WAITING.search(event.get("phase") or "")]
 
 
 def _record(folder: Path) -> dict[str, Any] | None:
@@ -324,62 +342,11 @@ def _record(folder: Path) -> dict[str, Any] | None:
     return next((entry for entry in manifest["engines"] if entry["target"] == TARGET), None)
 
 
-def _driver_folder(place: Path) -> Path | None:
-    """The folder with the driver's libraries in ``lib64``; where they lie among the system's, copies of them. None: no driver."""
-    for folder in (Path("/usr/local/nvidia"), Path("/usr/lib/nvidia")):
-        if (folder / "lib64/libcuda.so.1").exists():
-            return folder
-    for system in (Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib64")):
-        if (system / "libcuda.so.1").exists():
-            copies = place / "driver/lib64"
-            copies.mkdir(parents=True)
-            for path in [*system.glob("libcuda.so*"), *system.glob("libnvidia-*.so*")]:
-                shutil.copy(path, copies / path.name)
-            return copies.parent
-    return None
-
-
-def _look_context() -> Any:
-    """A build context: the image, with an onnxruntime that runs the step's look.py."""
-    import io
-    import tarfile
-
-    file = tempfile.TemporaryFile()
-    code = "exec(open('look.py').read())\n"
-    recipe = f"FROM {IMAGE}\nCOPY trick.py {gpu_image.site_folder()}/onnxruntime/__init__.py\n"
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for name, text in (("Dockerfile", recipe), ("trick.py", code)):
-            info = tarfile.TarInfo(name)
-            info.size = len(text)
-            archive.addfile(info, io.BytesIO(text.encode()))
-    file.seek(0)
-    return file
-
-
 def _said(command: list[str]) -> str:
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout.strip()
     except OSError as error:
         return str(error)
-
-
-def _escapes(found: dict[str, Any], devices: list[str], rehearse: bool) -> list[str]:
-    """What the code could do and should not."""
-    refused = {"Read-only file system", "Permission denied", "Operation not permitted"}
-    problems = [f"{path} could be written or replaced" for path, end in found["write"].items() if end not in refused]
-    problems += [f"{what}: {found[what]}" for what in ("mknod", "mount", "chroot", "setuid") if found[what] not in refused]
-    problems += [] if found["interfaces"] == ["lo"] else [f"network interfaces {found['interfaces']}"]
-    problems += [f"{what} worked" for what in ("connect", "resolve") if found[what] == "it worked"]
-    rights = dict(line.split(":\t") for line in found["status"])
-    problems += [f"{name} is {rights[name]}" for name in ("CapEff", "CapPrm", "CapBnd", "CapInh") if int(rights[name], 16)]
-    problems += [] if rights["NoNewPrivs"] == "1" else ["it can get new privileges"]
-    problems += [] if found["uid"][0] > 0 and found["uid"][1] > 0 else [f"it runs as {found['uid']}"]
-    problems += ["this machine's environment is visible"] * any("secret" in value.lower() for value in found["environment"].values())
-    problems += ["an engine's socket is there"] * found["socket"]
-    problems += [f"{len(found['processes'])} processes are visible"] * (len(found["processes"]) != 2)
-    problems += [f"devices {found['nvidia']}"] * (not rehearse and set(found["nvidia"]) - {Path(node).name for node in devices} != set())
-    problems += [f"the GPU does not work there: {found['gpus']}"] * (found["gpus"] != 1)
-    return problems
 
 
 def main() -> int:
@@ -400,7 +367,7 @@ def main() -> int:
             started = time.monotonic()
             try:
                 seen[check.__name__] = check()
-            except Exception as error:  # noqa: BLE001, PERF203  (a broken check is a finding, not the end of the report)
+            except Exception as error:  # noqa: BLE001  (a broken check is a finding, not the end of the report)
                 seen[check.__name__] = {"ok": False, "error": f"{type(error).__name__}: {error}"}
             took, part = time.monotonic() - started, seen[check.__name__]
             sys.stdout.write(f"{check.__name__}: {'ok' if part['ok'] else 'NOT OK'}, {took:.1f} s {part.get('error', '')}\n")

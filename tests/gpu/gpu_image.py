@@ -10,6 +10,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -47,6 +48,21 @@ def cuda_folders(roots: Iterable[Path]) -> list[Path]:
     return sorted(folder for root in roots for folder in root.glob("nvidia/*/lib") if folder.is_dir())
 
 
+def driver_folder(place: Path) -> Path | None:
+    """The folder with the driver's libraries in ``lib64``; where they lie among the system's, copies of them. None: no driver."""
+    for folder in (Path("/usr/local/nvidia"), Path("/usr/lib/nvidia")):
+        if (folder / "lib64/libcuda.so.1").exists():
+            return folder
+    for system in (Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib64")):
+        if (system / "libcuda.so.1").exists():
+            copies = place / "driver/lib64"
+            copies.mkdir(parents=True)
+            for path in [*system.glob("libcuda.so*"), *system.glob("libnvidia-*.so*")]:
+                shutil.copy(path, copies / path.name)
+            return copies.parent
+    return None
+
+
 class Contents:
     """The files of an image: where each goes, and what was not found."""
 
@@ -56,13 +72,15 @@ class Contents:
         binary, standard, own = base_python(), Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))
         site = site_folder()
         self.files: list[File] = [(str(binary), binary)]
-        self.files += [(str(path), path) for path in _tree(standard)]
-        for package in PACKAGES:
-            self.files += [(f"{site}/{package}/{path.relative_to(own / package)}", path) for path in _tree(own / package)]
-        self.cuda = {path.name: path for folder in reversed(cuda) for path in sorted(folder.iterdir()) if OPENED.match(path.name)}
-        self.files += [(f"{LIBRARIES}/{name}", path) for name, path in sorted(self.cuda.items())]
+        self.files += [(str(path), path) for path in _tree(standard) if not path.name.startswith("_tkinter")]
         places = [*cuda, *([driver] if driver else [])]
-        found, self.missing = _needed([path for _, path in self.files], places)
+        found, _ = _needed([path for _, path in self.files], places)  # a module of the library that lacks something is not asked for
+        own_files = [(f"{site}/{package}/{path.relative_to(own / package)}", path) for package in PACKAGES for path in _tree(own / package)]
+        self.cuda = {path.name: path for folder in reversed(cuda) for path in sorted(folder.iterdir()) if OPENED.match(path.name)}
+        own_files += [(f"{LIBRARIES}/{name}", path) for name, path in sorted(self.cuda.items())]
+        self.files += own_files
+        more, self.missing = _needed([path for _, path in own_files], places)
+        found |= more
         drivers = [driver / name for name in _DRIVER if (driver / name).exists()] if driver else []
         found |= _needed(drivers, places)[0]  # glibc's and the like, that the driver's own libraries need
         carried = {path.resolve() for _, path in self.files}
@@ -80,8 +98,10 @@ class Contents:
 
     def write(self, file: IO[bytes]) -> None:
         """The file system as a tar stream."""
-        with tarfile.open(fileobj=file, mode="w|", bufsize=_CHUNK, copybufsize=_CHUNK) as archive:
-            for name in ("tmp", "proc", "sys", "dev", "etc"):
+        with tarfile.open(fileobj=file, mode="w|", bufsize=_CHUNK) as archive:
+            names = ["usr/local/bin/python3", *self.replaced, *(target for target, _ in self.files)]
+            parents = {str(parent) for name in names for parent in Path(name.lstrip("/")).parents} - {"."}
+            for name in sorted(parents | {"tmp", "proc", "sys", "dev", "etc"}):  # said, since what an engine makes of itself differs
                 folder = tarfile.TarInfo(name)
                 folder.type, folder.mode = tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755
                 archive.addfile(folder)

@@ -24,13 +24,10 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PIECE_BYTES = 56 << 20
+PIECE_BYTES = 54 << 20
 GPU_WHEEL = "onnxruntime-gpu==1.31.1"
 CPU_WHEEL = "onnxruntime==1.32.0"
-NEEDED = (
-    "docker", "filelock", "flatbuffers", "jinja2", "numpy", "onnx", "packaging", "platformdirs", "pydantic", "pyyaml", "requests", "rich",
-    "stamina", "typer",
-)  # fmt: skip
+OF_ONNXRUNTIME = ("flatbuffers", "numpy", "packaging", "protobuf")
 PYTHON = (3, 12)
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64")
 # docker.io without its client, its network helpers and the shims of containerd's first interface: a third of its size
@@ -81,7 +78,17 @@ def download(wanted: tuple[str, ...], target: Path, *more: str) -> None:
     """Wheels for Python 3.12 on linux/amd64."""
     platforms = [word for platform in (*PLATFORMS, "any") for word in ("--platform", platform)]
     target.mkdir(parents=True, exist_ok=True)
-    subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--only-binary=:all:", *platforms, "-d", target, *more, *wanted], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "download", "-q", "--only-binary=:all:", *platforms, "-d", target, *more, *wanted], check=True
+    )
+
+
+def needed(project: str) -> tuple[str, ...]:
+    """What the project and onnxruntime-gpu ask for; onnxruntime itself is the GPU machine's."""
+    import tomllib
+
+    asked = tomllib.loads(project)["project"]["dependencies"]
+    return (*(name for name in asked if not name.startswith("onnxruntime")), *OF_ONNXRUNTIME)
 
 
 def constraints(text: str) -> str:
@@ -122,7 +129,7 @@ def main(folder: Path) -> None:
         work = Path(place)
         packages = make_engine(work, work / "engine.tar.xz")
         (work / "constraints").write_text(constraints((ROOT / "requirements/run.txt").read_text()))
-        download(NEEDED, work / "wheels", "--constraint", str(work / "constraints"))
+        download(needed((ROOT / "pyproject.toml").read_text()), work / "wheels", "--constraint", str(work / "constraints"))
         download((GPU_WHEEL,), work / "wheels", "--no-deps")
         download((CPU_WHEEL,), folder / "rehearse", "--no-deps")
         wheels = sorted(path.name for path in (work / "wheels").iterdir())

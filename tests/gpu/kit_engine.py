@@ -51,7 +51,7 @@ class KitEngine:
         environment = {**os.environ, "PATH": path, "LD_LIBRARY_PATH": str(self.folder / "lib")}
         with (place / "log").open("wb") as log:
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment, start_new_session=True
+                [str(word) for word in command], stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment, start_new_session=True
             )
 
     def _is_up(self) -> bool:
@@ -79,6 +79,8 @@ class KitEngine:
             self._process.kill()
             self._process.wait()
         self._process = None
+        # one that failed to start leaves its data mounted on itself
+        subprocess.run(["umount", "--lazy", self.place / f"data-{self.storage}"], stderr=subprocess.DEVNULL, check=False)
 
 
 class Watcher:

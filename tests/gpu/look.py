@@ -5,6 +5,7 @@ import os
 import socket
 import stat
 import sys
+from pathlib import Path
 
 
 def attempt(action):
@@ -16,7 +17,7 @@ def attempt(action):
 
 
 def write(path):
-    open(path, "w").write("x")
+    Path(path).write_text("x")
 
 
 def system(name, *arguments):
@@ -45,10 +46,10 @@ found = {
     "interfaces": [name for _, name in socket.if_nameindex()],
     "environment": dict(os.environ),
     "uid": [os.getuid(), os.getgid(), os.getgroups()],
-    "status": [line for line in open("/proc/self/status").read().splitlines() if line.startswith(STATUS)],
-    "processes": [name for name in os.listdir("/proc") if name.isdigit()],
-    "socket": os.path.exists("/var/run/docker.sock"),
-    "nvidia": sorted(name for name in os.listdir("/dev") if name.startswith("nvidia")),
+    "status": [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(STATUS)],
+    "processes": [path.name for path in Path("/proc").iterdir() if path.name.isdigit()],
+    "socket": Path("/var/run/docker.sock").exists(),
+    "nvidia": sorted(path.name for path in Path("/dev").glob("nvidia*")),
     "gpus": gpus(),
 }
 sys.stderr.write("FOUND " + json.dumps(found) + "\n")

@@ -39,6 +39,9 @@ def keep(place: Path, files: list[Path]) -> None:
     described = json.loads((place / "kit.json").read_bytes())
     missing = [piece["file"] for piece in described["pieces"] if not _is_good(place, piece)]
     say(f"kept {', '.join(file.name for file in files)}; missing: {', '.join(missing) or 'nothing'}")
+    base, free = getattr(sys, "_base_executable", sys.executable), shutil.disk_usage(place).free
+    driver = "there" if Path("/usr/local/nvidia/lib64/libcuda.so.1").exists() else "not in /usr/local/nvidia"
+    say(f"Python {sys.version.split()[0]} at {base}, {free / 1e9:.0f} GB free at {place}, driver {driver}")
 
 
 def _is_good(place: Path, piece: dict[str, str]) -> bool:
@@ -110,9 +113,9 @@ def go(place: Path, out: Path, rehearse: bool, words: list[str]) -> int:
     python = make_venv(place, wheels)
     out.mkdir(parents=True, exist_ok=True)
     name = "rehearsal_docker.json" if rehearse else "h200_docker.json"
-    command = [python, HERE / "docker_h200.py", "--engine", place / "engine", "--out", out / name, *words]
+    command = [str(python), str(HERE / "docker_h200.py"), "--engine", str(place / "engine"), "--out", str(out / name), *words]
     say("starting the proof")
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(HERE.parents[1])}
     return subprocess.run([*command, *(["--rehearse"] if rehearse else [])], env=environment, check=False).returncode
 
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from orchestrator.matrix.export import export_schema, schema_text
-from orchestrator.matrix.schema import Target, field_classes
+from orchestrator.matrix.schema import Target, TargetFile, field_classes
 from orchestrator.resources import builtin_targets
 
 
@@ -30,7 +30,12 @@ def test_every_field_is_classified() -> None:
     assert set(field_classes()) == set(Target.model_fields)
     assert set(field_classes().values()) == {"build", "validate", "place", "name"}
     properties = export_schema()["properties"]
-    assert {name: properties[name]["x-enginefarm-class"] for name in properties} == field_classes()
+    assert {name: properties[name]["x-enginefarm-class"] for name in properties} == field_classes(TargetFile)
+
+
+def test_what_axes_are_expanded_from_is_no_part_of_a_target() -> None:
+    files, targets = field_classes(TargetFile), field_classes()
+    assert {name: files[name] for name in files.keys() - targets.keys()} == {"axes": "name", "exclude": "name"}
 
 
 def test_every_field_is_described() -> None:
@@ -54,6 +59,9 @@ def test_builtin_targets_fulfil_it(validator: jsonschema.Draft202012Validator) -
         {"name": "a", "workspace": "4 GiB", "limits": {"memory": 5}},
         {"name": "a", "shapes": {"x": "1x3", "y": [1, 3], "z": {"min": [1], "opt": [1], "max": [1]}, "w": "1x3:2x3:4x3"}},
         {"name": "a", "extends": "b", "image": None},
+        {"name": "a", "axes": {"precision": ["fp32", "fp16"]}, "exclude": [{"precision": "fp32", "why": "slow"}]},
+        {"name": "a", "axes": {"precision": "fp16", "shapes": {"small": {"x": "1x3"}, "large": {"x": [4, 3]}}}},
+        {"name": "a", "axes": None, "exclude": None},
     ],
 )
 def test_what_the_loader_takes_fulfils_it(validator: jsonschema.Draft202012Validator, value: dict[str, Any]) -> None:
@@ -71,6 +79,14 @@ def test_what_the_loader_takes_fulfils_it(validator: jsonschema.Draft202012Valid
         {"name": "a", "workspace": "lots"},
         {"name": "a", "shapes": {"x": "1x3:2x3"}},
         {"name": False},
+        {"name": "a", "axes": {}},
+        {"name": "a", "axes": {"precision": []}},
+        {"name": "a", "axes": {"profile": {"small": {"x": "1x3"}}}},
+        {"name": "a", "axes": {"shapes": {"Small": {"x": "1x3"}}}},
+        {"name": "a", "axes": {"shapes": {"small": {}}}},
+        {"name": "a", "exclude": [{"precision": "fp32"}]},
+        {"name": "a", "exclude": [{"why": "slow"}]},
+        {"name": "a", "exclude": [{"precision": None, "why": "slow"}]},
     ],
 )
 def test_what_the_loader_refuses_does_not(validator: jsonschema.Draft202012Validator, value: dict[str, Any]) -> None:

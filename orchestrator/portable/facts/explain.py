@@ -82,11 +82,12 @@ class Explainer:
         text = " ".join(line.text.translate(QUOTES).split())
         lowered = text.lower()
         hits = self._index.hits(words_of(text))
-        known, guesses = [], []  # type: Patterns, Patterns
+        known: Patterns = []
+        guesses: Patterns = []
         for pair in self._index.candidates(lowered, hits):
             (guesses if pair[0].role == "guess" else known).append(pair)
         found = set()  # type: Set[str]
-        missed = []  # type: List[Pattern]
+        missed: List[Pattern] = []
         for entry, figures in matches(text, known, missed):
             found.add(entry.code)
             self._occurrence(entry, figures, [line])
@@ -123,7 +124,7 @@ class Explainer:
 
     def _guess(self, line: Line, text: str, guesses: Patterns) -> None:
         """Nothing known is in the line: what its words are about, and whether it looks like an error at all."""
-        missed = []  # type: List[Pattern]
+        missed: List[Pattern] = []
         for entry, figures in matches(text, guesses, missed):
             self._occurrence(entry, figures, [line])
         self._sieve.told |= any(pattern.digits for pattern in missed)

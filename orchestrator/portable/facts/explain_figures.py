@@ -8,7 +8,18 @@ from .file_kind import sniff
 # figure of the engine, figure of this runtime or device: docs/facts/engine_rules.yaml, "expecting <this side> got <the engine>"
 PAIRS = (("built_trt", "runtime_trt"), ("built_cc", "device_cc"), ("serialized_tag", "current_tag"))
 
-_WHOLE = ("current_tag", "serialized_tag", "cuda_error", "needed_mb", "available_mb", "requested_bytes", "available_bytes", "exit_code", "opset", "max_opset")
+_WHOLE = (
+    "current_tag",
+    "serialized_tag",
+    "cuda_error",
+    "needed_mb",
+    "available_mb",
+    "requested_bytes",
+    "available_bytes",
+    "exit_code",
+    "opset",
+    "max_opset",
+)
 
 # CUDA's own names: cuda.h and driver_types.h of CUDA 11 to 13
 CUDA_ERRORS = {

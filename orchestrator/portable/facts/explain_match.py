@@ -58,14 +58,20 @@ class Index:
 
     def needed(self, lowered: str, hits: Iterable[str]) -> bool:
         """Whether a needed text is in ``lowered``, whose :meth:`hits` these are."""
-        return any(text in lowered for hit in hits for text in self._telling.get(hit, ()))
+        for hit in hits:
+            for text in self._telling.get(hit, ()):
+                if text in lowered:
+                    return True
+        return False
 
     def needed_across(self, before: str, after: str, hits: Iterable[str]) -> bool:
         """Whether a needed text begins in ``before`` and ends in ``after``."""
-        for text in {text for hit in hits for text in self._telling.get(hit, ())}:
-            inside = len(text) - 1
-            if text in before[-inside:] + after[:inside]:
-                return True
+        joined = before + after
+        for hit in hits:
+            for text in self._telling.get(hit, ()):
+                inside = len(text) - 1
+                if text in joined and text in before[-inside:] + after[:inside]:
+                    return True
         return False
 
     def candidates(self, lowered: str, hits: Iterable[str]) -> Patterns:

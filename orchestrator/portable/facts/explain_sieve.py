@@ -67,15 +67,17 @@ class Sieve:
         if "\x1b" in text or text[:1] == "{":
             return True  # what lies inside the words is taken out later
         lowered = _plain(text)
+        if self._index.needed(lowered, hits):
+            return True
         tail = _plain(before[-SEAM:])
-        self._before = tail + " " + lowered if earlier else text  # a message may be broken more than once
+        head = lowered[:SEAM]
+        if earlier:
+            self._before = tail + " " + lowered  # a message may be broken more than once
         hits = hits | broken | earlier
-        return (
-            self._index.needed(lowered, hits)
-            or self._index.needed_across(tail + " ", lowered, hits)
-            or self._index.needed_across(tail, lowered, hits)
-        )
+        return self._index.needed_across(tail + " ", head, hits) or self._index.needed_across(tail, head, hits)
 
 
 def _plain(text: str) -> str:
-    return " ".join(text.translate(QUOTES).split()).lower()
+    if len(text.encode("utf-8", "replace")) != len(text):
+        text = text.translate(QUOTES)
+    return " ".join(text.split()).lower()

@@ -181,14 +181,16 @@ def _literal(token: str) -> str:
 
 
 # Words that say little, since logs of builds that go well are full of them: a text with another word in it is looked for first
-_PLAIN = frozenset(
-    "binding build cache code completed config container cuda data default device dimension dims docker driver dynamic element elements"
-    " engine find for from gpu image information input inputs layer library limit load loading max maximum memory min model module"
-    " name network node number nvcr nvidia only open opening operator output outputs parser parsing plan plugin profile python rank"
-    " require result runtime serialized set shape shapes size sm specified status strategy supported tactic tensor tensorrt than"
-    " that the this timing trt type use using value version volume weights with".split()
-)
-_SEMI_PLAIN = frozenset("expected found loaded must not required tolerance upgrade".split())
+_PLAIN_WORDS = """
+binding build cache code completed config container cuda data default device dimension dims docker driver dynamic element elements
+engine find for from gpu image information input inputs layer library limit load loading max maximum memory min model module name
+network node number nvcr nvidia only open opening operator output outputs parser parsing plan plugin profile python rank require
+result runtime serialized set shape shapes size sm specified status strategy supported tactic tensor tensorrt than that the this
+timing trt type use using value version volume weights with
+"""
+_SEMI_PLAIN_WORDS = "expected found loaded must not required tolerance upgrade"
+_PLAIN = frozenset(_PLAIN_WORDS.split())
+_SEMI_PLAIN = frozenset(_SEMI_PLAIN_WORDS.split())
 _LEVELS = (" e ", " f ")  # [E] and [F]
 _WORD = re.compile(r"(?<![a-z])[a-z]+(?![a-z])")
 
@@ -198,9 +200,7 @@ def telling_word(text: str) -> str:
 
     A blank on a side of the word says that it ends there; where there is none, a line's word may go on.
     """
-    words = [
-        (" " if match.start() else "") + match.group() + (" " if match.end() < len(text) else "") for match in _WORD.finditer(text)
-    ]
+    words = [(" " if match.start() else "") + match.group() + (" " if match.end() < len(text) else "") for match in _WORD.finditer(text)]
     return max(words, key=lambda word: (_telling(word), len(word)), default="")
 
 

@@ -109,7 +109,9 @@ def test_no_match_is_lost_by_looking_for_required_texts_first(noise: str, chosen
 
 
 def texts_of_cases() -> list[str]:
-    cases = (json.loads(line) for path in (ROOT / "tests" / "cases").glob("*.jsonl") for line in path.read_text(encoding="utf-8").splitlines())
+    cases = (
+        json.loads(line) for path in (ROOT / "tests" / "cases").glob("*.jsonl") for line in path.read_text(encoding="utf-8").splitlines()
+    )
     return [" ".join(line.split()) for case in cases for line in case["log"]]
 
 
