@@ -145,6 +145,7 @@ class Queue:
         self._set_works(waiter.turn, True)
         if waiter.turn is not None:
             waiter.turn.begun = True
+            waiter.turn.meant_for = None  # a preference for the first step: that runner may have failed since
 
     def _let_begin(self) -> bool:
         """Let the build begin that should have the next free slot; without a free slot the heaviest, which prepares itself meanwhile."""

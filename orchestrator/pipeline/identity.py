@@ -7,13 +7,12 @@ import hashlib
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 
 from orchestrator.errors import SAMPLES_BAD, EnginefarmError
 from orchestrator.matrix.schema import Profile
 from orchestrator.models.model import Model
-from orchestrator.pipeline.keys import digest_of
+from orchestrator.pipeline.keys import digest_of, version_of
 from orchestrator.store.memo import Memo
 
 _FIX = "make the samples, or correct the path in the model's YAML"
@@ -43,7 +42,7 @@ def samples(memo: Memo, model: Model, names: Sequence[str], profiles: Mapping[st
 def expected(judge: str) -> str:
     """What decides which outputs are expected and what they are compared by, beside the samples: libraries and our own rules."""
     rules = _rules("reference", "reference_ops", "child")
-    return f"onnx {metadata.version('onnx')}, onnxruntime {metadata.version('onnxruntime')}, rules {rules}, judge {judge}"
+    return f"onnx {version_of('onnx')}, onnxruntime {version_of('onnxruntime')}, rules {rules}, judge {judge}"
 
 
 def reference(kind: str, version: str, model_digest: str, samples_identity: str) -> str:

@@ -11,6 +11,7 @@ so that a new tolerance is a new verdict over outputs that are there already, an
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -47,10 +48,19 @@ def _fields(target: Target, field_class: str) -> dict[str, Any]:
 
 
 @functools.cache
+def version_of(library: str) -> str:
+    """Version of an installed library, whatever distribution it came in (``onnxruntime-gpu`` is onnxruntime too); ``none`` without it."""
+    for distribution in (library, f"{library}-gpu"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(distribution)
+    return "none"
+
+
+@functools.cache
 def converter_version() -> str:
     """Versions of the libraries that rewrite an ONNX, and a digest over our own rules of how."""
     rules = hashlib.sha256(b"".join(Path(module.__file__ or "").read_bytes() for module in (convert, half, operators))).hexdigest()[:12]
-    return f"onnx {metadata.version('onnx')}, onnxruntime {metadata.version('onnxruntime')}, rules {rules}"
+    return f"onnx {version_of('onnx')}, onnxruntime {version_of('onnxruntime')}, rules {rules}"
 
 
 def build_inputs(

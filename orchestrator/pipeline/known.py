@@ -12,13 +12,13 @@ import os
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from orchestrator import models as models_package
 from orchestrator.models.load import load_model
 from orchestrator.models.model import ExternalFile, Model, TensorInfo
+from orchestrator.pipeline.keys import version_of
 from orchestrator.runners.base import Runner
 from orchestrator.runners.bundle import worker_version
 from orchestrator.runners.process import ProcessRunner
@@ -33,7 +33,7 @@ _SEEN_BY_STEPS = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 @functools.cache
 def model_rules() -> str:
     """Digest over the modules that read models, and the version of onnx."""
-    digest = hashlib.sha256(metadata.version("onnx").encode())
+    digest = hashlib.sha256(version_of("onnx").encode())
     for path in sorted(Path(models_package.__path__[0]).glob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -19,7 +18,7 @@ from orchestrator.models.reference import reference_outputs
 from orchestrator.models.samples import load_samples, make_samples
 from orchestrator.pipeline import identity
 from orchestrator.pipeline.cached import Cached
-from orchestrator.pipeline.keys import converter_version, digest_of
+from orchestrator.pipeline.keys import converter_version, digest_of, version_of
 from orchestrator.pipeline.options import BuildOptions
 from orchestrator.pipeline.prepare import PreparedModel, rewritten_to, strongly_typed
 from orchestrator.runners.base import Cancel, Cancelled, Runner, Step
@@ -182,7 +181,7 @@ class SharedWork:
     def _library(self, kind: ReferenceKind) -> str:
         """The version of what computes a reference of ``kind``."""
         if kind == "onnx.reference":
-            return metadata.version("onnx")
+            return version_of("onnx")
         able = self._able()
         return str(able[0].host()["backends"]["onnxruntime"]["version"]) if able else "none"
 
