@@ -105,7 +105,7 @@ def validate_step(engine: Path, folder: Path) -> Step:
     sample = folder / "x.bin"
     sample.write_bytes(np.ones((2, 8), np.float32).tobytes())
     tensor = {"name": "x", "dtype": "float32", "shape": [2, 8], "file": "samples/0/0.bin"}
-    request = {"step": "validate", "backend": "onnxruntime", "provider": "cpu", "engine": engine.name, "plugins": []}
+    request: dict[str, Any] = {"step": "validate", "backend": "onnxruntime", "provider": "cpu", "engine": engine.name, "plugins": []}
     request |= {"samples": [{"name": "ones", "inputs": [tensor]}], "warmup": 1, "runs": 3, "soak_seconds": 0.0}
     inputs = {engine.name: engine, "samples/0/0.bin": sample}
     return Step(request=request, inputs=inputs, image=IMAGE, timeout_seconds=600.0, memory_bytes=2 << 30)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import farm_lab as lab
 
@@ -28,7 +28,7 @@ from orchestrator.images.lock import Entry, Lock
 from orchestrator.images.policy import Policy
 from orchestrator.matrix.load import load_matrix
 from orchestrator.matrix.schema import Target
-from orchestrator.runners.base import Cancel
+from orchestrator.runners.base import Cancel, Runner
 
 MOST_RATIO = 1.15
 SLOTS = {"rack-1": 3, "rack-2": 3, "rack-3": 2}
@@ -77,7 +77,8 @@ def _farm() -> tuple[Farm, dict[str, Target]]:
         Entry(target.image or "", "linux/amd64", *digests, 1, "2026-01-31T08:00:00Z", target.tensorrt) for target in targets.values()
     ]
     images = ImageSource(Lock({entry.key: entry for entry in entries}), Policy(), locked=True, offline=True)
-    return Farm([Sleeper(name, count, _host(GPUS[name])) for name, count in SLOTS.items()], images), targets  # type: ignore[list-item]
+    sleepers = [cast("Runner", Sleeper(name, count, _host(GPUS[name]))) for name, count in SLOTS.items()]
+    return Farm(sleepers, images), targets
 
 
 def _in_plan_order(farm: Farm, builds: Sequence[tuple[tuple[Spot, ...], float]]) -> None:
@@ -146,7 +147,8 @@ def best_schedule(jobs: Sequence[Job], slots: Mapping[str, int], start: float) -
 
 def simulated(jobs: Sequence[Job], slots: Mapping[str, int]) -> float:
     """The makespan by orchestrator/farm/order.py, in simulated time, when durations are known."""
-    waiting, running, now = list(jobs), [], 0.0  # running: (end, count, runner)
+    waiting, now = list(jobs), 0.0
+    running: list[tuple[float, int, str]] = []  # (end, count, runner)
     numbers = itertools.count()
     while waiting or running:
         asks = [Ask(Weight(False, seconds), runners) for seconds, runners in waiting]

@@ -135,7 +135,7 @@ def main() -> int:
         print(f"{name:40} min {row['min_ms']:7.1f} ms   median {row['median_ms']:7.1f} ms")
     for ratio in ratios:
         print(f"{ratio['of']} / {ratio['to']}: {ratio['min']} of the least, {ratio['median']} of the medians; at most {ratio['most']}")
-    return 0 if all(ratio["median"] <= ratio["most"] for ratio in ratios) else 1
+    return 0 if all(float(str(ratio["median"])) <= float(str(ratio["most"])) for ratio in ratios) else 1
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def settled(decision: Decision) -> Outcome | None:
     build = decision.build
     if decision.action == "skip":
         refusal = build.refusal or no_runner(build)
-        skipped = Verdict(status="skipped", reason=refusal.what)
+        skipped = Verdict(status="skipped", reason=skip_reason(build))
         return Outcome(build, record.unbuilt(build, skipped, refusal), None, False, 0.0, refusal)
     checks, previous = decision.checks, decision.previous
     if decision.action != "reuse" or previous is None or checks is None:
@@ -67,6 +67,14 @@ def settled(decision: Decision) -> Outcome | None:
         built = built.model_copy(update={"verdict": verdict, "validate_key": None})
     same = built == previous[0]
     return Outcome(build, built, None if same else previous[1], True, 0.0)
+
+
+def skip_reason(build: PreparedBuild) -> str:
+    """One line: why nothing is built."""
+    refusal = build.refusal
+    if refusal is None:
+        return reason(build.placement.build_refused)
+    return f"{refusal.what}: {refusal.why}" if build.excluded and refusal.why else refusal.what
 
 
 def no_runner(build: PreparedBuild) -> EnginefarmError:

@@ -64,9 +64,7 @@ def _plain(model: Model) -> dict[str, Any]:
 
 
 def _tensors(values: Iterable[dict[str, Any]]) -> tuple[TensorInfo, ...]:
-    return tuple(
-        TensorInfo(value["name"], value["dtype"], None if value["shape"] is None else tuple(value["shape"])) for value in values
-    )
+    return tuple(TensorInfo(value["name"], value["dtype"], None if value["shape"] is None else tuple(value["shape"])) for value in values)
 
 
 def _revived(value: dict[str, Any], path: Path) -> Model:

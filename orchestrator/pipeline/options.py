@@ -61,6 +61,11 @@ class BuildOptions:
         said = config.model_fields_set if config else frozenset()
         return {name: value for name, value in given.items() if value and not (name in self.weak and name in said)}
 
+    def cells(self) -> dict[str, Any]:
+        """Values that pick cells of targets with axes: what the command line itself says (matrix/select.py)."""
+        given: dict[str, Any] = {"precision": self.precision, "shapes": self.shapes}
+        return {name: value for name, value in given.items() if value and name not in self.weak}
+
     def selectors(self, config: ModelConfig | None) -> tuple[str, ...]:
         """The targets that are meant for a model; empty means all."""
         own = config.targets if config else ()

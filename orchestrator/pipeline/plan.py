@@ -13,8 +13,7 @@ from orchestrator import events
 from orchestrator.artifacts.manifest import EngineRecord, read_manifest
 from orchestrator.artifacts.versions import versions
 from orchestrator.errors import EnginefarmError
-from orchestrator.farm.local import reason
-from orchestrator.pipeline.build import model_inputs
+from orchestrator.pipeline.build import model_inputs, skip_reason
 from orchestrator.pipeline.cached import Cached
 from orchestrator.pipeline.changes import changes
 from orchestrator.pipeline.decide import ACTIONS, Decider, Decision
@@ -108,8 +107,7 @@ class _Lines:
         build = decision.build
         name, version, target = build.model.name, build.model.version.version, build.effective.target.name
         if decision.action == "skip":
-            why = build.refusal.what if build.refusal else reason(build.placement.build_refused)
-            return PlannedBuild(name, version, target, "skip", why)
+            return PlannedBuild(name, version, target, "skip", skip_reason(build))
         spots, checked = build.placement.build, build.placement.validate
         seconds = self._site.expected(decision)
         return PlannedBuild(

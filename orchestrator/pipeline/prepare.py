@@ -58,13 +58,15 @@ class PreparedModel:
 
 @dataclass(frozen=True)
 class PreparedBuild:
-    """One (model, target): ``refusal`` says why nothing is built, when nothing is."""
+    """One (model, target): ``refusal`` says why nothing is built, when nothing is; ``excluded``: it is a cell that nobody asked for by
+    itself, so that leaving it out is no failure."""
 
     model: PreparedModel
     effective: EffectiveTarget
     profiles: dict[str, Profile]
     placement: Placement
     refusal: EnginefarmError | None = None
+    excluded: bool = False
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,20 @@ def _same_names(models: Sequence[PreparedModel]) -> list[EnginefarmError]:
     return problems
 
 
+def _excluded(model: PreparedModel, row: EffectiveTarget, refusal: EnginefarmError) -> PreparedBuild:
+    return PreparedBuild(model, row, {}, NOWHERE, refusal=refusal, excluded=row.cell_of is not None)
+
+
+def _whole_targets(builds: Sequence[PreparedBuild]) -> list[EnginefarmError]:
+    """A target all of whose cells are impossible for a model is one that cannot be built."""
+    cells: dict[tuple[str, str], list[PreparedBuild]] = {}
+    for build in builds:
+        if build.effective.cell_of is not None:
+            cells.setdefault((build.model.name, build.effective.cell_of), []).append(build)
+    hopeless = [group[0].refusal for group in cells.values() if all(build.excluded for build in group)]
+    return [refusal for refusal in hopeless if refusal is not None]
+
+
 class _Resolve:
     """Targets for models. What does not hang on the model is done once per target, whatever the number of models."""
 
@@ -192,9 +208,10 @@ class _Resolve:
             effective = self._effective(model, row)
             _check_backend_takes(model, effective)
         except EnginefarmError as error:
-            if error.kind not in (TARGET_IMPOSSIBLE, PRECISION_IMPOSSIBLE) or not available:
+            # a cell that cannot be says so; the target has others
+            if error.kind not in (TARGET_IMPOSSIBLE, PRECISION_IMPOSSIBLE) or not (available or row.cell_of is not None):
                 raise
-            return PreparedBuild(model, row, {}, NOWHERE, refusal=error), ()
+            return _excluded(model, row, error), ()
         profiles, notes = self._resolved(model, effective)
         place = self._place(effective)
         if isinstance(place, EnginefarmError):
@@ -278,9 +295,12 @@ def prepare(options: BuildOptions, matrix: Matrix, farm: Farm, stages: Path, mem
     problems: list[EnginefarmError] = []
     models = prepare_models(options, stages, memo, plan=plan)
     resolve = _Resolve(options, farm)
+    given = options.cells()
     for model in models:
         reported: set[str] = set()
-        for row in matrix.select(options.selectors(model.config.config if model.config else None)):
+        selectors = options.selectors(model.config.config if model.config else None)
+        builds += [_excluded(model, cell.effective, cell.refusal) for cell in matrix.excluded(selectors, given)]
+        for row in matrix.select(selectors, given):
             try:
                 build, said = resolve.build(model, row)
             except EnginefarmError as error:
@@ -291,7 +311,7 @@ def prepare(options: BuildOptions, matrix: Matrix, farm: Farm, stages: Path, mem
                 continue
             builds.append(build)
             notes |= {(model.name, text): None for text in said}
-    raise_all(problems)
+    raise_all(problems or ([] if options.available else _whole_targets(builds)))
     if not builds:
         raise EnginefarmError(EMPTY_SELECTION, "no target is selected", fix="see `enginefarm targets list`")
     warnings = tuple((model.name, text) for model in models for text in model.model.warnings)

@@ -57,7 +57,7 @@ def exit_codes(outcomes: Iterable[Outcome], options: BuildOptions) -> list[Exit]
     for outcome in outcomes:
         if outcome.status == "failed":
             found.add(outcome.problem.exit if outcome.problem else Exit.FAILED)
-        elif outcome.status == "skipped" and not options.available:
+        elif outcome.status == "skipped" and not options.available and not outcome.build.excluded:
             found.add(outcome.problem.exit if outcome.problem else Exit.NO_RUNNER)
         elif outcome.status in ("unvalidated", "self-consistent") and not options.unvalidated_is_fine:
             found.add(Exit.NO_RUNNER)

@@ -44,7 +44,8 @@ def _model_table(model: str, version: int, files: Any, outcomes: Sequence[Outcom
     lines = [(f"{safe(model)} v{version}", "title")]
     if built:
         lines += _built_table(built, files, width)
-    for title, group in (("failed", failed), ("skipped: no runner here can take these", skipped)):
+    excluded = any(outcome.build.excluded for outcome in skipped)
+    for title, group in (("failed", failed), ("skipped" if excluded else "skipped: no runner here can take these", skipped)):
         if group:
             lines += [("", ""), (title, "header")]
             indent = max(len(outcome.record.target) for outcome in group) + 2

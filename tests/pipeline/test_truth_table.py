@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -29,8 +30,9 @@ from orchestrator.store.memo import Memo
 from .conftest import save_net
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PLAIN = "name: plain\ntag: plain\nbackend: onnxruntime\nprovider: cpu\nplatform: any\n# a comment\ntolerance:\n  rtol: 0.001\n  atol: 0.001\n"
-HALF = "name: half\ntag: half\nbackend: onnxruntime\nprovider: cpu\nplatform: any\nprecision: fp16\ntolerance:\n  rtol: 0.05\n  atol: 0.05\n"
+CPU = "backend: onnxruntime\nprovider: cpu\nplatform: any\n"
+PLAIN = f"name: plain\ntag: plain\n{CPU}# a comment\ntolerance:\n  rtol: 0.001\n  atol: 0.001\n"
+HALF = f"name: half\ntag: half\n{CPU}precision: fp16\ntolerance:\n  rtol: 0.05\n  atol: 0.05\n"
 RUNNERS = "runners:\n  here:\n    python: bin/python3\n    slots: 2\n"
 COUNTING = """#!/bin/sh
 if [ -f request.json ]; then echo "$(sed -n 's/.*"step": "\\([a-z]*\\)".*/\\1/p' request.json)" >> "{log}"; fi
@@ -255,8 +257,8 @@ PINNED = "nvcr.io/nvidia/tensorrt:23.09-py3@sha256:" + "a" * 64
 
 
 def _key(target: Target, **changed: object) -> str:
-    values = {"profiles": {}, "backend_version": "8.6.1", "converter": None, "plugins": {"p.so": "sha256:1"}, "image": PINNED, "worker": "w"}
-    return keys.digest_of(keys.build_inputs(target, **{**values, **changed}))  # type: ignore[arg-type]
+    values: dict[str, Any] = {"profiles": {}, "backend_version": "8.6.1", "converter": None, "plugins": {"p.so": "sha256:1"}}
+    return keys.digest_of(keys.build_inputs(target, **{**values, "image": PINNED, "worker": "w", **changed}))
 
 
 def test_an_image_counts_by_its_digest_not_by_its_tag() -> None:
@@ -309,7 +311,7 @@ RESOLVED = ("shapes", "plugins", "image")
 def test_every_field_acts_as_its_declared_class(name: str) -> None:
     assert name in OTHER, f"say here what another value of {name} is"
     target = _target()
-    changed = Target.model_construct(**{**target.model_dump(), **{"tolerance": target.tolerance, "validation": target.validation}})
+    changed = Target.model_construct(**{name: getattr(target, name) for name in Target.model_fields})
     assert _key(changed) == _key(target)
     values = {**target.model_dump(mode="json"), name: OTHER[name]}
     other = Target.model_validate(values)

@@ -12,8 +12,8 @@ from hypothesis.extra import numpy as hnp
 from orchestrator.matrix.schema import Tolerance
 from orchestrator.verdict import compare as module
 from orchestrator.verdict.compare import compare, compare_sample
-from orchestrator.verdict.tolerance import default_tolerance, effective_precision
 from orchestrator.verdict.judge import judge
+from orchestrator.verdict.tolerance import default_tolerance, effective_precision
 
 TOLERANCE = Tolerance(rtol=1e-3, atol=1e-4)
 
