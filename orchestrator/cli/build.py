@@ -25,12 +25,6 @@ def _env(name: str) -> str:
     return "ENGINEFARM_" + name
 
 
-def default_jobs() -> int:
-    """Parallel builds unless told otherwise: one per core that this process may use, at most 4 (a build takes about 0.4 GB of memory)."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(usable, 4))
-
-
 def build_command(
     ctx: typer.Context,
     models: Annotated[
@@ -61,7 +55,12 @@ def build_command(
         list[str], typer.Option("--shape", envvar=_env("SHAPES"), help="INPUT:1x3x224x224 or INPUT:MIN:OPT:MAX; repeatable.")
     ] = [],  # noqa: B006
     precision: Annotated[str | None, typer.Option("--precision", envvar=_env("PRECISION"), help="fp32, fp16, bf16, int8 or fp8.")] = None,
-    jobs: Annotated[int | None, typer.Option("--jobs", "-j", envvar=_env("JOBS"), min=1, help="Builds at a time.")] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs", "-j", envvar=_env("JOBS"), min=1, help="Builds at a time. Default: one per core, at most 4, or the engines' slots."
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", envvar=_env("OUTPUT"), help="Folder of the engines. Default: artifacts, in the project."),
@@ -159,7 +158,7 @@ def _options(ctx: typer.Context, given: dict[str, Any]) -> BuildOptions:
         name=given["name"],
         shapes=parse_shapes(given["shape"]),
         precision=given["precision"],
-        jobs=given["jobs"] or default_jobs(),
+        jobs=given["jobs"],
         force=given["force"],
         validate=not given["no_validate"],
         max_failures=1 if given.get("exit_first") else given.get("maxfail"),

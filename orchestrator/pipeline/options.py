@@ -15,8 +15,8 @@ class BuildOptions:
 
     ``available`` builds what can be built here and implies ``allow_unvalidated``. ``version`` is N of ``_v<N>``.
     ``project`` is the folder whose ``targets/`` is laid over the built-in targets.
-    ``cache`` is the folder of the store (store/store.py). The run stops after ``max_failures`` failed builds; ``last_failed`` builds what
-    failed last only.
+    ``jobs``: builds at a time, None for what this machine and the engines can do. ``cache`` is the folder of the store (store/store.py).
+    The run stops after ``max_failures`` failed builds; ``last_failed`` builds what failed last only.
     ``weak`` names the fields that come from enginefarm.yaml: a model's own YAML goes before them.
     ``allow`` and ``mirrors`` are prefixes and ``PREFIX=PREFIX`` rules of images/policy.py; empty means its defaults.
     """
@@ -34,7 +34,7 @@ class BuildOptions:
     name: str | None = None
     shapes: dict[str, Any] = field(default_factory=dict)
     precision: str | None = None
-    jobs: int = 1
+    jobs: int | None = 1
     force: bool = False
     validate: bool = True
     max_failures: int | None = None

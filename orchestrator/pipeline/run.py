@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +25,7 @@ from orchestrator.pipeline.runfolder import RunFolder, open_run
 from orchestrator.pipeline.shared import SharedWork
 from orchestrator.pipeline.site import Site, docker_runners
 from orchestrator.pipeline.steps import Steps
-from orchestrator.runners.base import Cancel, Cancelled
+from orchestrator.runners.base import Cancel, Cancelled, Runner
 
 _WAITING_THREADS = 64
 
@@ -70,6 +73,14 @@ def _spots(decision: Decision) -> tuple[Spot, ...]:
     return {"build": placement.build, "validate": placement.validate}.get(decision.action, ())
 
 
+def default_jobs(runners: Iterable[Runner]) -> int:
+    """Builds at a time unless told: one per core that this process may use, at most 4 (a build takes about 0.4 GB of memory); as many as
+    the slots of engines and other machines, where those do the work."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    elsewhere = {runner.name: runner.slots for runner in runners if runner.kind != "process"}
+    return max(1, min(usable, 4), sum(elsewhere.values()))
+
+
 class _Scheduler:
     """Carries out decisions with at most ``jobs`` at a time; finished outcomes are handed on as they come."""
 
@@ -86,6 +97,7 @@ class _Scheduler:
         self.outcomes: dict[int, Outcome] = {}
         self.problems: list[EnginefarmError] = []
         self.failures = 0
+        self._counting = threading.Lock()
 
     def _shared(self, build: PreparedBuild) -> SharedWork:
         name = build.model.name
@@ -121,12 +133,14 @@ class _Scheduler:
     def _carry_out(self, decisions: Sequence[Decision], todo: Sequence[int], ended: Callable[[int], None]) -> None:
         weights = {number: self.site.weight(decisions[number]) for number in todo}
         todo = sorted(todo, key=weights.__getitem__, reverse=True)
-        turns = self.farm.line_up([(_spots(decisions[number]), weights[number]) for number in todo], self.options.jobs)
+        spots = {number: _spots(decisions[number]) for number in todo}
+        jobs = self.options.jobs or default_jobs(spot.runner for group in spots.values() for spot in group)
+        turns = self.farm.line_up([(spots[number], weights[number]) for number in todo], jobs)
         # a build that waits for a runner keeps a thread, and must not keep others from theirs
-        threads = min(len(todo), self.options.jobs + _WAITING_THREADS)
+        threads = min(len(todo), jobs + _WAITING_THREADS)
         with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="build") as pool:
             waiting: dict[Future[Outcome], int] = {
-                pool.submit(turn.run, self._job(decisions[number]).run, self.cancel): number
+                pool.submit(turn.run, functools.partial(self._build, decisions[number]), self.cancel): number
                 for number, turn in zip(todo, turns, strict=True)
             }
             try:
@@ -145,6 +159,16 @@ class _Scheduler:
         for future, number in waiting.items():
             if not future.cancelled():
                 self._finished(number, future)
+
+    def _build(self, decision: Decision) -> Outcome:
+        """Carry out one decision, in its turn: after the last failure that is allowed nobody else's turn comes any more."""
+        outcome = self._job(decision).run()
+        if outcome.status == "failed":
+            with self._counting:
+                self.failures += 1
+                if self.options.max_failures is not None and self.failures >= self.options.max_failures:
+                    self.cancel.set()
+        return outcome
 
     def check(self, decisions: Sequence[Decision]) -> None:
         """Read the samples that models bring, before anything is built: a wrong one must not show after hours."""
@@ -168,9 +192,6 @@ class _Scheduler:
     def _ended(self, number: int, outcome: Outcome) -> None:
         self.outcomes[number] = outcome
         self.bus(finished_event(outcome))
-        self.failures += outcome.status == "failed"
-        if self.options.max_failures is not None and self.failures >= self.options.max_failures:
-            self.cancel.set()
 
 
 def finished_event(outcome: Outcome) -> events.BuildFinished:
