@@ -90,7 +90,8 @@ def test_an_engine_that_fails_twice_is_set_aside(lane: Any, farm_engines: Engine
     assert run.end().code == 0, run.said
     assert {build["status"] for build in run.builds.values()} == {"passed"}
     assert "it is set aside for this run" in run.said
-    assert [run.runners(name) for name in on_one] == [["one", "two"]] * 2
+    assert len(on_one) >= 2, "it takes two to fail twice"
+    assert [run.runners(name) for name in on_one] == [["one", "two"]] * len(on_one)
     assert all(run.runners(name, "validate") == ["two"] for name in names)
 
 
