@@ -13,7 +13,7 @@ from orchestrator.cli.settings import SETTINGS, find_settings, load_settings, se
 from orchestrator.errors import CONFIG_FIELD, CONFIG_TRAP, CONFIG_VALUE, EnginefarmError, flatten
 
 # options of one run: they make no sense as a default of a project
-PER_RUN = {"model_version", "name", "force"}
+PER_RUN = {"model_version", "name", "force", "last_failed"}
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("text", ["", "# only comments\n", "---\n# only comments\n", settings_text()])
 def test_a_file_that_sets_nothing_is_fine(tmp_path: Path, text: str) -> None:
     write(tmp_path, text)
-    assert load_settings(tmp_path).default_map == {"build": {}}
+    assert load_settings(tmp_path).default_map == {"build": {}, "plan": {}}
 
 
 def test_all_problems_come_at_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def test_a_cell_is_built_from_the_same_inputs_as_a_target_that_says_its_values(p
     targets = project.load().targets
     cell, said, other = (targets[name].target for name in ("mine-fp16-large", "plain", "mine-fp32-large"))
     inputs = [
-        build_inputs(target, profiles=target.shapes, backend_version="8.6.1", converter=None, plugins={}, image=None)
+        build_inputs(target, profiles=target.shapes, backend_version="8.6.1", converter=None, plugins={}, image=None, worker="w")
         for target in (cell, said, other)
     ]
     assert inputs[0] == inputs[1]
