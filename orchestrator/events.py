@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 
@@ -20,7 +20,7 @@ class Event:
     at: float = field(default_factory=time.time)
 
     def as_dict(self) -> dict[str, Any]:
-        return {"event": self.event, **asdict(self)}
+        return {"event": self.event, **vars(self)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Writes docs/bench.md from bench/results/*.json; `--check` writes nothing and exits 5 when it is stale.
 
-The page's parts on the farm and on start-up are bench_docs_farm.py and bench_docs_startup.py.
+The page's parts on the farm, on the cache, on start-up and on logs are bench_docs_*.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+from bench_docs_cached import cached_part
 from bench_docs_explain import explain_part
 from bench_docs_farm import farm_part, is_farm
 from bench_docs_startup import startup_part
@@ -115,7 +116,7 @@ def main() -> int:
     every = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
     results = [result for result in every if result["schema"] == "enginefarm.bench/1"]
     text = render(results) if results else HEAD + "\nNo results yet: run `make bench`.\n"
-    text += farm_part([result for result in every if is_farm(result)]) + startup_part(every) + explain_part(every)
+    text += farm_part([result for result in every if is_farm(result)]) + cached_part(every) + startup_part(every) + explain_part(every)
     if check:
         fresh = DOCUMENT.is_file() and DOCUMENT.read_text() == text
         if not fresh:

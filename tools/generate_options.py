@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from orchestrator.cli.main import app
+from orchestrator.cli.main import make_app
 from orchestrator.cli.settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -90,7 +90,7 @@ def table(rows: list[tuple[str, ...]]) -> list[str]:
 
 def render() -> str:
     """The whole page."""
-    found = dict(commands(typer.main.get_command(app)))
+    found = dict(commands(typer.main.get_command(make_app())))
     build = found.pop("enginefarm build")
     settings = {setting.param: setting for setting in SETTINGS}
     rows: list[tuple[str, ...]] = [("option", "variable", "enginefarm.yaml", "default", "what")]

@@ -27,7 +27,8 @@ INDEPENDENT = ("supplied", "onnx.reference", "onnxruntime-cpu")  # of the engine
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    # made ready when it is first used, and what is inside another not by itself
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 class TensorRecord(_Record):
@@ -153,30 +154,40 @@ def _unreadable(path: Path, why: str, fix: str | None = None) -> EnginefarmError
 
 def parse_manifest(data: bytes, path: Path) -> Manifest:
     """A manifest out of its bytes; raises EnginefarmError(MANIFEST_UNREADABLE) naming ``path``."""
+    try:
+        manifest = Manifest.model_validate_json(data)
+    except ValidationError as error:
+        raise _explained(data, path, error) from error
+    if "schema_" not in manifest.model_fields_set:
+        raise _foreign(path, None)
+    return manifest
+
+
+def _explained(data: bytes, path: Path, wrong: ValidationError) -> EnginefarmError:
+    """What stands in place of a manifest."""
     older = f"take an older one from {path.parent / 'manifests'}, or build again with another --model-version"
     if not data.strip():
-        raise _unreadable(path, "the file is empty", older)
+        return _unreadable(path, "the file is empty", older)
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise _unreadable(path, f"it is not JSON: {error}", older) from error
+        return _unreadable(path, f"it is not JSON: {error}", older)
     schema = content.get("schema") if isinstance(content, dict) else None
     if schema != MANIFEST_SCHEMA:
-        if isinstance(schema, str) and schema.startswith("enginefarm.manifest/"):
-            raise _unreadable(
-                path, f"it is {schema}; this enginefarm reads {MANIFEST_SCHEMA}", "use the enginefarm that wrote it, or a newer one"
-            )
-        if isinstance(schema, str) and schema.startswith("enginefarm.latest/"):
-            raise _unreadable(
-                path, "it is a latest.json that names no manifest below it", "give the manifest itself, v<N>/<model>_v<N>.json"
-            )
-        raise _unreadable(path, "it is JSON, but no enginefarm manifest", "give <model>_v<N>.json from the artifacts folder")
-    try:
-        return Manifest.model_validate_json(data)
-    except ValidationError as error:
-        found = [f"{'.'.join(map(str, item['loc'])) or 'manifest'}: {item['msg']}" for item in error.errors(include_url=False)]
-        more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
-        raise _unreadable(path, "; ".join(found[:3]) + more, older) from error
+        return _foreign(path, schema)
+    found = [f"{'.'.join(map(str, item['loc'])) or 'manifest'}: {item['msg']}" for item in wrong.errors(include_url=False)]
+    more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
+    return _unreadable(path, "; ".join(found[:3]) + more, older)
+
+
+def _foreign(path: Path, schema: object) -> EnginefarmError:
+    if isinstance(schema, str) and schema.startswith("enginefarm.manifest/"):
+        why = f"it is {schema}; this enginefarm reads {MANIFEST_SCHEMA}"
+        return _unreadable(path, why, "use the enginefarm that wrote it, or a newer one")
+    if isinstance(schema, str) and schema.startswith("enginefarm.latest/"):
+        why = "it is a latest.json that names no manifest below it"
+        return _unreadable(path, why, "give the manifest itself, v<N>/<model>_v<N>.json")
+    return _unreadable(path, "it is JSON, but no enginefarm manifest", "give <model>_v<N>.json from the artifacts folder")
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -26,12 +26,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from filelock import FileLock, Timeout
-
 from orchestrator.artifacts.files import copy_new, disk_errors, member, sha256_bytes, sync_folder, write_new
 from orchestrator.artifacts.latest import LATEST, LATEST_SCHEMA, decide, follow_latest, latest_bytes, read_latest
 from orchestrator.artifacts.manifest import EngineRecord, Manifest, Verdict, parse_manifest, read_manifest
-from orchestrator.artifacts.merge import merge_engines
+from orchestrator.artifacts.merge import merge_engines, statuses
 from orchestrator.artifacts.names import check_model_name, manifest_file
 from orchestrator.errors import DIGEST_MISMATCH, LOCKED, NAME_TAKEN, EnginefarmError, Where
 
@@ -63,6 +61,8 @@ class Placed(NamedTuple):
 @contextlib.contextmanager
 def _lock(folder: Path, timeout: float, on_wait: Callable[[str], None] | None) -> Iterator[None]:
     """Hold ``folder/.lock``; the system frees it when the process dies."""
+    from filelock import FileLock, Timeout
+
     lock = FileLock(folder / ".lock")
     try:
         lock.acquire(timeout=0)
@@ -130,6 +130,16 @@ def finish_interrupted(output: Path, name: str, *, timeout: float = 600.0) -> No
     if any(folder.glob(f"v*/{COMMIT}")):
         with disk_errors("finish an interrupted commit"), _lock(folder, timeout, None):
             _settle(folder)
+
+
+def is_latest(model_folder: Path, manifest: Manifest, path: Path) -> bool:
+    """Whether ``latest.json`` names this manifest, whose file is ``path``, as it is: then nothing has to be written, under no lock."""
+    latest = read_latest(model_folder)
+    if latest is None:
+        return False
+    with contextlib.suppress(OSError):
+        return (model_folder / LATEST).read_bytes() == latest_bytes(manifest, path.read_bytes(), statuses(manifest.engines))
+    return False
 
 
 class Release:

@@ -44,12 +44,13 @@ class Signature(Protocol):
 
 @dataclass(frozen=True)
 class VersionChoice:
-    """``revision`` is what the next commit most likely gets (settled under the lock); ``reused``: this digest has this version already."""
+    """``revision`` is what the next commit most likely gets (settled under the lock); ``held``: the manifest of this digest's version, when
+    it has one already."""
 
     version: int
     revision: int
-    reused: bool
     reason: str
+    held: Manifest | None = None
 
 
 def versions(output: Path, name: str) -> dict[int, Path]:
@@ -107,10 +108,10 @@ def _holding(found: dict[int, Path], digest: str) -> list[int]:
 def _requested(found: dict[int, Path], name: str, digest: str, requested: int) -> VersionChoice:
     """The other versions do not matter, so a damaged manifest of theirs is in nobody's way."""
     if requested not in found:
-        return VersionChoice(requested, 1, False, "as --model-version says")
+        return VersionChoice(requested, 1, "as --model-version says")
     held = _read(found[requested], name, requested)
     if held.model.digest == digest:
-        return VersionChoice(requested, held.revision + 1, True, f"as --model-version says; revision {held.revision} is there already")
+        return VersionChoice(requested, held.revision + 1, f"as --model-version says; revision {held.revision} is there already", held)
     same = _holding(found, digest)
     raise EnginefarmError(
         NAME_TAKEN,
@@ -133,7 +134,7 @@ def choose_version(output: Path, name: str, model_digest: str, signature: Signat
     manifests = {version: _read(path, name, version) for version, path in found.items()}
     for version, manifest in reversed(manifests.items()):
         if manifest.model.digest == model_digest:
-            return VersionChoice(version, manifest.revision + 1, True, f"the same model as revision {manifest.revision}")
+            return VersionChoice(version, manifest.revision + 1, f"the same model as revision {manifest.revision}", manifest)
     if not manifests:
         if ci:
             raise EnginefarmError(
@@ -142,7 +143,7 @@ def choose_version(output: Path, name: str, model_digest: str, signature: Signat
                 why=f"CI is set, and {output / name} holds no earlier version to count from",
                 fix="--model-version 1",
             )
-        return VersionChoice(1, 1, False, "the first version")
+        return VersionChoice(1, 1, "the first version")
     latest = max(manifests)
     if not related(manifests[latest].model, signature):
         raise EnginefarmError(
@@ -152,4 +153,4 @@ def choose_version(output: Path, name: str, model_digest: str, signature: Signat
             why=f"v{latest} is {_names(manifests[latest].model)}, this one is {_names(signature)}",
             fix=f"--name {shlex.quote(name + '-2')}, or --model-version {latest + 1} when it does replace it",
         )
-    return VersionChoice(latest + 1, 1, False, f"a new model after v{latest}")
+    return VersionChoice(latest + 1, 1, f"a new model after v{latest}")

@@ -1,10 +1,11 @@
-"""Names for the shell to complete: names of files and what the history holds, no YAML and no model is read. Silent when they cannot be had.
+"""Names for the shell to complete: names of files and what the history holds, no model is read. Silent when they cannot be had.
 
-A shell waits for these while somebody types: nothing heavy may be imported.
+A shell waits for these while somebody types: nothing heavy may be imported, but where targets fork into cells.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,8 +13,9 @@ if TYPE_CHECKING:
 
 
 def complete_targets(incomplete: str) -> list[str]:
-    """Names of the built-in and the project's targets."""
-    return _quietly(_targets, incomplete)
+    """Names of the built-in and the project's targets, and of their cells; after a comma the next one."""
+    before, comma, last = incomplete.rpartition(",")
+    return [before + comma + name for name in _quietly(_targets, last)]
 
 
 def complete_runs(incomplete: str) -> list[str]:
@@ -43,8 +45,18 @@ def _targets() -> list[str]:
     from orchestrator.resources import builtin_targets
 
     # a file is called as its target: matrix/load.py insists on it
-    folders = (builtin_targets(), state_folder().parent / "targets")
-    return sorted({path.stem for folder in folders if folder.is_dir() for path in folder.iterdir() if path.suffix in (".yaml", ".yml")})
+    project = state_folder().parent
+    folders = (builtin_targets(), project / "targets")
+    files = [path for folder in folders if folder.is_dir() for path in folder.iterdir() if path.suffix in (".yaml", ".yml")]
+    names = {path.stem for path in files}
+    if any(b"\naxes:" in path.read_bytes() for path in files):
+        from orchestrator.errors import EnginefarmError
+        from orchestrator.matrix.load import load_matrix
+
+        # only then: which cells there are takes reading everything, and all of it being right
+        with contextlib.suppress(EnginefarmError):
+            names |= {*load_matrix(project).targets}
+    return sorted(names)
 
 
 def _runs() -> list[str]:

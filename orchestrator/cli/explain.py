@@ -23,7 +23,7 @@ CODE = re.compile(r"EF\d{3}", re.IGNORECASE)
 
 def explain_command(
     log: Annotated[
-        str, typer.Argument(metavar="[LOG|-|CODE|KIND]", help="A log, - for standard input, a code such as EF801, or a kind of failure.")
+        str, typer.Argument(metavar="LOG|-|CODE|KIND", help="A log, - for standard input, a code such as EF801, or a kind of failure.")
     ] = "-",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: causes, best first.")] = False,
     kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", help="Only causes of this kind.")] = None,

@@ -2,47 +2,41 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli import (
-    build,
-    cache,
-    compat,
-    doctor,
-    explain,
-    history,
-    images,
-    init,
-    inspect,
-    logs,
-    policy,
-    repro,
-    runners,
-    runs,
-    runtime,
-    select,
-    sign,
-    targets,
-    targets_lock,
-)
 from orchestrator.cli.problems import Reporter
 
 EXIT_CODES = """Exit codes: 0 all asked for is good; 1 a build or validation failed; 2 usage, configuration, bad model;
 3 a required target has no runner or stayed unvalidated; 4 infrastructure; 5 a generated file is stale; 6 refused by verification;
 70 internal bug; 130/143 interrupted."""
 
-app = typer.Typer(
-    name="enginefarm",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog=EXIT_CODES,
-)
+# name -> module in cli/ and what it brings: the function of a command, or the Typer app of a group; in the order of --help
+COMMANDS = {
+    "build": "build:build_command",
+    "plan": "build:plan_command",
+    "inspect": "inspect:inspect_command",
+    "repro": "repro:repro_command",
+    "compat": "compat:compat_command",
+    "doctor": "doctor:doctor_command",
+    "select": "select:select_command",
+    "keygen": "sign:keygen_command",
+    "sign": "sign:sign_command",
+    "verify": "sign:verify_command",
+    "explain": "explain:explain_command",
+    "runs": "runs:runs_command",
+    "logs": "logs:logs_command",
+    "history": "history:history_command",
+    "init": "init:init_command",
+    "version": "version:version_command",
+}
+GROUPS = {name: f"{name}:app" for name in ("targets", "images", "policy", "cache", "runtime", "runners")} | {"targets": "targets_lock:app"}
+REPORTER = Reporter()
 
 
 def _print_version(wanted: bool) -> None:
@@ -53,7 +47,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def main(
     ctx: typer.Context,
     _version: Annotated[
@@ -69,38 +62,35 @@ def main(
         ctx.default_map = load_settings(Path.cwd()).default_map
 
 
-REPORTER = Reporter()
-
-app.command("build")(build.build_command)
-app.command("plan")(build.plan_command)
-app.command("inspect")(inspect.inspect_command)
-app.command("repro")(repro.repro_command)
-app.command("compat")(compat.compat_command)
-app.command("doctor")(doctor.doctor_command)
-app.command("select")(select.select_command)
-app.command("keygen")(sign.keygen_command)
-app.command("sign")(sign.sign_command)
-app.command("verify")(sign.verify_command)
-app.command("explain")(explain.explain_command)
-app.command("runs")(runs.runs_command)
-app.command("logs")(logs.logs_command)
-app.command("history")(history.history_command)
-app.command("init")(init.init_command)
-targets.app.command("lock")(targets_lock.lock_command)
-app.add_typer(targets.app, name="targets")
-app.add_typer(images.app, name="images")
-app.add_typer(policy.app, name="policy")
-app.add_typer(cache.app, name="cache")
-app.add_typer(runtime.app, name="runtime")
-app.add_typer(runners.app, name="runners")
+def make_app(only: str | None = None) -> typer.Typer:
+    """The command line; with the name of a command, ``only`` that one: to make all ready takes longer than most of them run."""
+    app = typer.Typer(
+        name="enginefarm",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        epilog=EXIT_CODES,
+    )
+    app.callback()(main)
+    for name, place in COMMANDS.items():
+        if only in (None, name):
+            app.command(name)(_brought(place))
+    for name, place in GROUPS.items():
+        if only in (None, name):
+            app.add_typer(_brought(place), name=name)
+    return app
 
 
-@app.command("version")
-def version_command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Print the versions of enginefarm, the worker and the backends present here."""
-    from orchestrator.cli.version import show
+def _brought(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(import_module(f"orchestrator.cli.{module}"), name)
 
-    show(as_json)
+
+def _called(words: list[str]) -> str | None:
+    """The command that ``words`` call, when nothing but it can be needed: neither help, nor a suggestion, nor a shell's completion."""
+    first = next((word for word in words if word != "--debug"), "")
+    return first if (first in COMMANDS or first in GROUPS) and "_ENGINEFARM_COMPLETE" not in os.environ else None
 
 
 def run(arguments: list[str] | None = None) -> None:
@@ -111,4 +101,4 @@ def run(arguments: list[str] | None = None) -> None:
 
 
 def _invoke(words: list[str]) -> Any:
-    return app(args=words, prog_name="enginefarm", standalone_mode=False)
+    return make_app(_called(words))(args=words, prog_name="enginefarm", standalone_mode=False)

@@ -17,7 +17,7 @@ app = typer.Typer(help="List, probe and clean the runners: platform, GPUs, backe
 _File = Annotated[Path | None, typer.Option("--runners", envvar="ENGINEFARM_RUNNERS", help="runners.yaml to use.")]
 _Python = Annotated[str | None, typer.Option("--python", envvar="ENGINEFARM_PYTHON", help="Interpreter of the local runner.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON, with the full host descriptions.")]
-_Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Runners; default: all.")]
+_Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Runners; default: all.")]
 
 
 @app.callback(invoke_without_command=True)

@@ -5,6 +5,7 @@ A value counts in this order: command line, ``ENGINEFARM_*`` environment variabl
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -107,6 +108,13 @@ def load_settings(start: Path) -> Settings:
     path = find_settings(start)
     if path is None:
         return Settings(start.absolute())
+    status = path.stat()
+    return _read(path, (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+
+
+@functools.lru_cache(maxsize=1)
+def _read(path: Path, _state: tuple[int, ...]) -> Settings:
+    """Asked for several times by one command: errors before the command, defaults of its options, the command itself."""
     from orchestrator.errors import raise_all
     from orchestrator.matrix.yaml_reader import read_file
 
@@ -133,7 +141,7 @@ def _bind(root: Mapping, path: Path, problems: list[EnginefarmError]) -> Setting
     binder = Binder()
     bound = binder.fields(root, hints)
     problems += binder.problems
-    model = create_model("EnginefarmYaml", **{key: (hint, None) for key, hint in hints.items()})  # type: ignore[call-overload]
+    model = create_model("EnginefarmYaml", **{key: (hints[key], ...) for key in bound})  # type: ignore[call-overload]
     try:
         model.model_validate({key: item.value for key, item in bound.items()})
     except ValidationError as error:

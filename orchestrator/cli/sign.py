@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from orchestrator.publish.signing import Checked
 
 _Manifests = Annotated[
-    list[Path], typer.Argument(metavar="MANIFEST...", help="<model>_v<N>.json, latest.json, or the model's folder.", show_default=False)
+    list[Path], typer.Argument(metavar="MANIFEST", help="<model>_v<N>.json, latest.json, or the model's folder.", show_default=False)
 ]
 
 

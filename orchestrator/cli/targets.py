@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchestrator.cli.completion import complete_targets
 from orchestrator.cli.settings import load_settings
 
 if TYPE_CHECKING:
@@ -25,7 +26,10 @@ HEAD = ("TARGET", "TAG", "BACKEND", "VERSION", "CUDA", "CAPABILITY", "PLATFORM",
 _LEAVE_OUT = ("FOR", "TAG", "PRECISION", "PLATFORM", "CUDA", "VERSION")
 _LEAST_DESCRIPTION = 12  # cells; of less than that nothing is understood
 
-Selectors = Annotated[list[str] | None, typer.Argument(help="Names, globs or label:NAME. Default: all.", show_default=False)]
+Selectors = Annotated[
+    list[str] | None,
+    typer.Argument(help="Names, globs or label:NAME. Default: all.", show_default=False, autocompletion=complete_targets),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -117,7 +121,10 @@ def _row(target: Target) -> tuple[str, ...]:
 
 @app.command("show")
 def show_target(
-    name: Annotated[str, typer.Argument(help="Name of one target. One with axes is shown as the cells that it forks into.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="Name of one target. One with axes is shown as the cells that it forks into.", autocompletion=complete_targets),
+    ],
     model: Annotated[Path | None, typer.Option("--model", help="Lay the YAML beside this ONNX file over the target.")] = None,
     as_json: Json = False,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli.image_options import Allow, Mirror, policy_of, project_lock
-from orchestrator.cli.targets import Json, Selectors, project_matrix
+from orchestrator.cli.targets import Json, Selectors, app, project_matrix
 
 if TYPE_CHECKING:
     from orchestrator.errors import EnginefarmError
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.matrix.select import Matrix
 
 
+@app.command("lock")
 def lock_command(
     selectors: Selectors = None,
     upgrade: Annotated[bool, typer.Option("--upgrade", help="Read images that are locked already again too.")] = False,

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import json
-import platform
-from importlib import metadata
+from typing import Annotated
 
 import typer
-
-from orchestrator import __version__
-from orchestrator.runners import bundle
 
 PACKAGES = ("onnx", "onnxruntime", "tensorrt-rtx-cu13-bindings", "tensorrt", "numpy", "pydantic", "typer")
 
 
 def _installed(package: str) -> str | None:
+    from importlib import metadata
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
 
 
-def show(as_json: bool) -> None:
-    """Print the versions to standard output."""
+def version_command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Print the versions of enginefarm, the worker and the backends present here."""
+    import json
+    import platform
+
+    from orchestrator import __version__
+    from orchestrator.runners import bundle
+
     found = {
         "enginefarm": __version__,
         "worker": bundle.worker_version(),

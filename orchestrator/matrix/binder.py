@@ -8,6 +8,7 @@ quotes are asked for.
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import re
 import types
@@ -82,6 +83,11 @@ _SYNONYMS = {
 }
 
 
+@functools.cache
+def _hints(model: type[BaseModel]) -> dict[str, Any]:
+    return typing.get_type_hints(model, include_extras=True)
+
+
 @dataclass(frozen=True)
 class Bound:
     """A value and where it stands."""
@@ -102,7 +108,7 @@ class Binder:
 
         Nested models and dicts are flattened; a null unsets a field.
         """
-        hints = model if isinstance(model, MappingABC) else typing.get_type_hints(model, include_extras=True)
+        hints = model if isinstance(model, MappingABC) else _hints(model)
         bound: dict[str, Bound] = {}
         for name, child in node.entries.items():
             if name not in hints:
@@ -316,23 +322,24 @@ def read_bytes(text: str) -> int:
 
 def yaml_reads(node: Scalar) -> str | None:
     """What YAML 1.1 makes of a plain scalar when that is not its text (``8.10`` -> ``"8.1"``); None when nothing is lost."""
-    if not node.plain or not node.text:
-        return None
+    return _plain_reads(node.text) if node.plain and node.text else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _plain_reads(text: str) -> str | None:
     loader: Any = yaml.SafeLoader("")
-    tag = loader.resolve(yaml.ScalarNode, node.text, (True, False))
+    tag = loader.resolve(yaml.ScalarNode, text, (True, False))
     if tag == "tag:yaml.org,2002:str":
         return None
-    if len(node.text) > _LONGEST_NUMBER:
+    if len(text) > _LONGEST_NUMBER:
         return "something else"
     try:
-        value = loader.construct_object(yaml.ScalarNode(tag, node.text))
+        value = loader.construct_object(yaml.ScalarNode(tag, text))
     except (ValueError, OverflowError, yaml.YAMLError):
         return "something else"
     if isinstance(value, bool):
         return str(value).lower()
-    return (
-        None if str(value) == node.text or node.text == "null" else f"the number {value}" if isinstance(value, (int, float)) else str(value)
-    )
+    return None if str(value) == text or text == "null" else f"the number {value}" if isinstance(value, (int, float)) else str(value)
 
 
 def is_null(node: Node) -> bool:

@@ -67,7 +67,8 @@ def _classed(field_class: FieldClass, description: str, **options: Any) -> Any:
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    # most commands need one or two of these: each is made ready when it is first used
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 class Profile(_Frozen):

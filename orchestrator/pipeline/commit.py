@@ -15,9 +15,9 @@ import orchestrator
 from orchestrator.artifacts.files import disk_errors
 from orchestrator.artifacts.manifest import EngineRecord, Manifest, ModelRecord
 from orchestrator.artifacts.names import engine_file, manifest_file
-from orchestrator.artifacts.store import Release, finish_interrupted, read_manifest
-from orchestrator.pipeline.build import Outcome
+from orchestrator.artifacts.store import Release, is_latest, read_manifest
 from orchestrator.pipeline.options import BuildOptions
+from orchestrator.pipeline.outcome import Outcome
 from orchestrator.pipeline.prepare import PreparedModel
 from orchestrator.pipeline.record import tensor_record
 from orchestrator.pipeline.runfolder import RunFolder
@@ -51,13 +51,10 @@ def check_output(output: Path, models: Iterable[PreparedModel]) -> None:
 
 def previous_engines(output: Path, model: PreparedModel, memo: Memo) -> dict[str, tuple[EngineRecord, Path]]:
     """Engines of the newest manifest of this very model version that still are what the manifest says."""
-    finish_interrupted(output, model.name)
+    manifest = model.version.held
+    if manifest is None:
+        return {}
     path = output / model.name / f"v{model.version.version}" / manifest_file(model.name, model.version.version)
-    if not path.exists():
-        return {}
-    manifest = read_manifest(path)
-    if manifest.model.digest != model.model.digest:
-        return {}
     found = {}
     for record in manifest.engines:
         if record.file is None:
@@ -85,7 +82,7 @@ def commit_model(
     current = folder / manifest_file(model.name, version)
     manifest = read_manifest(current) if current.exists() else None
     if not changed and (manifest is None or manifest.fallback == model.fallback):
-        if manifest is not None and good:
+        if manifest is not None and good and not is_latest(options.output / model.name, manifest, current):
             with Release(options.output, model.name, version, on_wait=on_wait) as release:
                 release.follow(move_latest=True)
         revision = manifest.revision if manifest else 0

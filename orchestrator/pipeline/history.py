@@ -10,7 +10,6 @@ import json
 import os
 import socket
 import sqlite3
-import statistics
 import sys
 import threading
 import time
@@ -187,7 +186,9 @@ class History:
             self._medians = self._load_times()
         times = self._medians[step == "validate"]
         found = times.get((model, target)) or times.get(target)
-        return statistics.median(found) if found else None
+        from statistics import median
+
+        return median(found) if found else None
 
     def _load_times(self) -> tuple[Times, Times]:
         """The newest times by pair and by target: of whole builds, and of validate steps."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import stat
 from collections.abc import Mapping, Sequence
@@ -12,17 +11,14 @@ from pathlib import Path
 from orchestrator.errors import SAMPLES_BAD, EnginefarmError
 from orchestrator.matrix.schema import Profile
 from orchestrator.models.model import Model
-from orchestrator.pipeline.keys import digest_of, version_of
+from orchestrator.pipeline.keys import digest_of, model_rules, version_of
 from orchestrator.store.memo import Memo
 
 _FIX = "make the samples, or correct the path in the model's YAML"
-_MODELS = Path(__file__).resolve().parent.parent / "models"
 
 
-@functools.cache
 def _rules(*modules: str) -> str:
-    """Digest over modules of ``models/`` by name, without importing them."""
-    return hashlib.sha256(b"".join((_MODELS / f"{name}.py").read_bytes() for name in modules)).hexdigest()[:16]
+    return model_rules(*modules)[:16]
 
 
 def samples(memo: Memo, model: Model, names: Sequence[str], profiles: Mapping[str, Profile]) -> str:

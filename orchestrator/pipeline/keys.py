@@ -15,14 +15,14 @@ import contextlib
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from orchestrator.matrix.schema import Profile, Target, Validation, field_classes
-from orchestrator.models import convert, half, operators
 
+_MODELS = Path(__file__).resolve().parent.parent / "models"
 JUDGED = ("reference_budget",)
 """Fields of ``validation`` that change what outputs are compared with, not what runs."""
 
@@ -50,17 +50,27 @@ def _fields(target: Target, field_class: str) -> dict[str, Any]:
 @functools.cache
 def version_of(library: str) -> str:
     """Version of an installed library, whatever distribution it came in (``onnxruntime-gpu`` is onnxruntime too); ``none`` without it."""
-    for distribution in (library, f"{library}-gpu"):
+    from importlib import metadata
+
+    for name in (library, f"{library}-gpu"):
         with contextlib.suppress(metadata.PackageNotFoundError):
-            return metadata.version(distribution)
+            # by itself: a parser for mail would read the whole README in it for the same line
+            head = (metadata.distribution(name).read_text("METADATA") or "").partition("\n\n")[0]
+            found = re.search(r"^Version: *(\S+)", head, re.MULTILINE)
+            return found[1] if found else metadata.version(name)
     return "none"
 
 
 @functools.cache
 def converter_version() -> str:
     """Versions of the libraries that rewrite an ONNX, and a digest over our own rules of how."""
-    rules = hashlib.sha256(b"".join(Path(module.__file__ or "").read_bytes() for module in (convert, half, operators))).hexdigest()[:12]
-    return f"onnx {version_of('onnx')}, onnxruntime {version_of('onnxruntime')}, rules {rules}"
+    return f"onnx {version_of('onnx')}, onnxruntime {version_of('onnxruntime')}, rules {model_rules('convert', 'half', 'operators')[:12]}"
+
+
+@functools.cache
+def model_rules(*modules: str) -> str:
+    """Digest over modules of ``models/`` by name, in hex, without importing them."""
+    return hashlib.sha256(b"".join((_MODELS / f"{name}.py").read_bytes() for name in modules)).hexdigest()
 
 
 def build_inputs(

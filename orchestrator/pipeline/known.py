@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import models as models_package
-from orchestrator.models.load import load_model
 from orchestrator.models.model import ExternalFile, Model, TensorInfo
 from orchestrator.pipeline.keys import version_of
 from orchestrator.runners.base import Runner
@@ -49,6 +48,8 @@ def recall_model(memo: Memo, path: Path, *, deep: bool) -> Model | None:
 
 def read_model(memo: Memo, path: Path, *, stage: Path | None, deep: bool) -> Model:
     """Read a model (see load_model) and remember what was read."""
+    from orchestrator.models.load import load_model
+
     seen: dict[Path, os.stat_result] = {}
     since = memo.settle([path])
     model = load_model(path, stage=stage, deep=deep, seen=seen)

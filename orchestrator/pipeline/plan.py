@@ -13,11 +13,11 @@ from orchestrator import events
 from orchestrator.artifacts.manifest import EngineRecord, read_manifest
 from orchestrator.artifacts.versions import versions
 from orchestrator.errors import EnginefarmError
-from orchestrator.pipeline.build import model_inputs, skip_reason
 from orchestrator.pipeline.cached import Cached
 from orchestrator.pipeline.changes import changes
 from orchestrator.pipeline.decide import ACTIONS, Decider, Decision
 from orchestrator.pipeline.options import BuildOptions
+from orchestrator.pipeline.outcome import model_inputs, skip_reason
 from orchestrator.pipeline.prepare import PreparedModel
 from orchestrator.pipeline.site import Site
 from orchestrator.runners.base import Cancel

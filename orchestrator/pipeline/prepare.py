@@ -31,7 +31,6 @@ from orchestrator.errors import (
 from orchestrator.farm.local import NOWHERE, Farm, Placement
 from orchestrator.matrix.load import EffectiveTarget, LoadedModelConfig, Matrix, apply_model, find_model_config
 from orchestrator.matrix.schema import Profile, Target
-from orchestrator.models.convert import require_carried
 from orchestrator.models.model import Model
 from orchestrator.models.profiles import resolve_profiles
 from orchestrator.pipeline.known import read_model, recall_model
@@ -273,6 +272,8 @@ def _check_backend_takes(model: PreparedModel, effective: EffectiveTarget) -> No
     the precision would have to be in the model and is not."""
     target = effective.target
     if target.precision in CARRIED and strongly_typed(target):
+        from orchestrator.models.convert import require_carried
+
         require_carried(model.model, target.precision, where(model, target.name))
     blockers = model.model.gpu_blockers
     if blockers and target.backend != "onnxruntime":

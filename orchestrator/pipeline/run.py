@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import functools
-import os
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator import events
-from orchestrator.errors import EnginefarmError, Exit, flatten, raise_all
-from orchestrator.farm.local import Spot
-from orchestrator.pipeline.build import BuildJob, Outcome, settled
+from orchestrator.errors import EnginefarmError, Exit
 from orchestrator.pipeline.cached import Cached
 from orchestrator.pipeline.commit import Committed, check_output, commit_model
 from orchestrator.pipeline.decide import Decider, Decision
 from orchestrator.pipeline.options import BuildOptions
+from orchestrator.pipeline.outcome import Outcome, settled
 from orchestrator.pipeline.prepare import Prepared, PreparedBuild
 from orchestrator.pipeline.runfolder import RunFolder, open_run
-from orchestrator.pipeline.shared import SharedWork
 from orchestrator.pipeline.site import Site, docker_runners
-from orchestrator.pipeline.steps import Steps
-from orchestrator.runners.base import Cancel, Cancelled, Runner
+from orchestrator.runners.base import Cancel
 
-_WAITING_THREADS = 64
+if TYPE_CHECKING:
+    from orchestrator.pipeline.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -67,55 +63,34 @@ def exit_codes(outcomes: Iterable[Outcome], options: BuildOptions) -> list[Exit]
     return sorted(found)
 
 
-def _spots(decision: Decision) -> tuple[Spot, ...]:
-    """Where the first step of a build can run; nowhere when no step has to."""
-    placement = decision.build.placement
-    return {"build": placement.build, "validate": placement.validate}.get(decision.action, ())
-
-
-def default_jobs(runners: Iterable[Runner]) -> int:
-    """Builds at a time unless told: one per core that this process may use, at most 4 (a build takes about 0.4 GB of memory); as many as
-    the slots of engines and other machines, where those do the work."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    elsewhere = {runner.name: runner.slots for runner in runners if runner.kind != "process"}
-    return max(1, min(usable, 4), sum(elsewhere.values()))
-
-
 class _Scheduler:
-    """Carries out decisions with at most ``jobs`` at a time; finished outcomes are handed on as they come."""
+    """Carries out decisions; finished outcomes are handed on as they come."""
 
     def __init__(self, site: Site, run: RunFolder, bus: events.Bus, cancel: Cancel, cached: Cached, decider: Decider) -> None:
         self.site = site
         self.options = site.options
-        self.farm = site.farm
         self.run = run
         self.bus = bus
         self.cancel = cancel
-        self.cached = cached
-        self.decider = decider
-        self.shared: dict[str, SharedWork] = {}
         self.outcomes: dict[int, Outcome] = {}
         self.problems: list[EnginefarmError] = []
-        self.failures = 0
-        self._counting = threading.Lock()
+        self._parts = (cached, decider)
 
-    def _shared(self, build: PreparedBuild) -> SharedWork:
-        name = build.model.name
-        if name not in self.shared:
-            folder = self.run.work / "shared" / str(len(self.shared))
-            self.shared[name] = SharedWork(build.model, folder, self.options, self.farm, self.cancel, self.cached)
-        return self.shared[name]
+    @functools.cached_property
+    def _workers(self) -> Workers:
+        # what does the work takes a while to import, and most runs find nothing to do
+        from orchestrator.pipeline.workers import Workers
 
-    def _job(self, decision: Decision) -> BuildJob:
-        build = decision.build
-        steps = Steps(build, self._shared(build), self.options, self.run, self.bus, self.cancel, self.farm)
-        return BuildJob(decision, steps, self.cached, self.decider)
+        return Workers(self.site, self.run, self.bus, self.cancel, *self._parts)
 
     def work(self, decisions: Sequence[Decision], on_model: Callable[[str], None]) -> None:
         """Carry out all; ``on_model`` is called with a model's name when its last build has ended."""
         left = Counter(decision.build.model.name for decision in decisions)
 
-        def ended(number: int) -> None:
+        def ended(number: int, outcome: Outcome | None) -> None:
+            if outcome is not None:
+                self.outcomes[number] = outcome
+                self.bus(finished_event(outcome))
             name = decisions[number].build.model.name
             left[name] -= 1
             if not left[name]:
@@ -124,74 +99,16 @@ class _Scheduler:
         for number, decision in enumerate(decisions):
             outcome = settled(decision)
             if outcome is not None:
-                self._ended(number, outcome)
-                ended(number)
+                ended(number, outcome)
         todo = [number for number in range(len(decisions)) if number not in self.outcomes]
         if todo and not self.cancel.is_set():
-            self._carry_out(decisions, todo, ended)
-
-    def _carry_out(self, decisions: Sequence[Decision], todo: Sequence[int], ended: Callable[[int], None]) -> None:
-        weights = {number: self.site.weight(decisions[number]) for number in todo}
-        todo = sorted(todo, key=weights.__getitem__, reverse=True)
-        spots = {number: _spots(decisions[number]) for number in todo}
-        jobs = self.options.jobs or default_jobs(spot.runner for group in spots.values() for spot in group)
-        turns = self.farm.line_up([(spots[number], weights[number]) for number in todo], jobs)
-        # a build that waits for a runner keeps a thread, and must not keep others from theirs
-        threads = min(len(todo), jobs + _WAITING_THREADS)
-        with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="build") as pool:
-            waiting: dict[Future[Outcome], int] = {
-                pool.submit(turn.run, functools.partial(self._build, decisions[number]), self.cancel): number
-                for number, turn in zip(todo, turns, strict=True)
-            }
-            try:
-                while waiting:
-                    done, _ = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        number = waiting.pop(future)
-                        self._finished(number, future)
-                        ended(number)
-                    if self.cancel.is_set():
-                        break
-            finally:
-                for future in waiting:
-                    future.cancel()
-        # what ended while the run was being stopped counts too
-        for future, number in waiting.items():
-            if not future.cancelled():
-                self._finished(number, future)
-
-    def _build(self, decision: Decision) -> Outcome:
-        """Carry out one decision, in its turn: after the last failure that is allowed nobody else's turn comes any more."""
-        outcome = self._job(decision).run()
-        if outcome.status == "failed":
-            with self._counting:
-                self.failures += 1
-                if self.options.max_failures is not None and self.failures >= self.options.max_failures:
-                    self.cancel.set()
-        return outcome
+            self._workers.carry_out(decisions, todo, ended)
 
     def check(self, decisions: Sequence[Decision]) -> None:
         """Read the samples that models bring, before anything is built: a wrong one must not show after hours."""
-        problems: dict[str, EnginefarmError] = {}
-        for decision in decisions:
-            build = decision.build
-            if decision.runs and build.effective.target.samples:
-                try:
-                    self._shared(build).samples(build.effective.target, build.profiles)
-                except EnginefarmError as error:
-                    problems |= {problem.what: problem for problem in flatten(error)}
-        raise_all(problems.values())
-
-    def _finished(self, number: int, future: Future[Outcome]) -> None:
-        try:
-            outcome = future.result()
-        except Cancelled:
-            return
-        self._ended(number, outcome)
-
-    def _ended(self, number: int, outcome: Outcome) -> None:
-        self.outcomes[number] = outcome
-        self.bus(finished_event(outcome))
+        to_check = [decision.build for decision in decisions if decision.runs and decision.build.effective.target.samples]
+        if to_check:
+            self._workers.check(to_check)
 
 
 def finished_event(outcome: Outcome) -> events.BuildFinished:
@@ -235,19 +152,19 @@ def run_build(options: BuildOptions, bus: events.Bus, cancel: Cancel) -> RunOutc
 def _work(scheduler: _Scheduler, decisions: Sequence[Decision], bus: events.Bus) -> list[Committed]:
     """Carry out what was decided, and write each model's results when its last build has ended."""
     committed: list[Committed] = []
-    names = list(dict.fromkeys(decision.build.model.name for decision in decisions))
+    left: dict[str, list[int]] = {}
+    for number, decision in enumerate(decisions):
+        left.setdefault(decision.build.model.name, []).append(number)
+    place = {name: position for position, name in enumerate(left)}
 
     def on_model(name: str) -> None:
-        committed.extend(_commit(scheduler, decisions, name, bus))
+        committed.extend(_commit(scheduler, left.pop(name), name, bus))
 
     scheduler.cancel.watched = True
     scheduler.work(decisions, on_model)
     if scheduler.cancel.is_set():
-        done = {entry.model for entry in committed}
-        for name in names:
-            if name not in done:
-                on_model(name)
-    place = {name: position for position, name in enumerate(names)}
+        for name in list(left):
+            on_model(name)
     return sorted(committed, key=lambda entry: place[entry.model])
 
 
@@ -283,13 +200,9 @@ def _announce(prepared: Prepared, run: RunFolder, site: Site, bus: events.Bus) -
         bus(events.Note(text=f"run {site.resumes} was cut short: what it finished is taken from the cache"))
 
 
-def _commit(scheduler: _Scheduler, decisions: Sequence[Decision], name: str, bus: events.Bus) -> list[Committed]:
+def _commit(scheduler: _Scheduler, numbers: Sequence[int], name: str, bus: events.Bus) -> list[Committed]:
     options, run = scheduler.options, scheduler.run
-    outcomes = [
-        scheduler.outcomes[number]
-        for number, decision in enumerate(decisions)
-        if decision.build.model.name == name and number in scheduler.outcomes
-    ]
+    outcomes = [scheduler.outcomes[number] for number in numbers if number in scheduler.outcomes]
     if not outcomes:
         return []
     good = not any(code for code in exit_codes(outcomes, options)) and not scheduler.cancel.is_set()

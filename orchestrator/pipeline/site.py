@@ -11,11 +11,8 @@ from typing import TYPE_CHECKING, Literal, cast
 from orchestrator import events
 from orchestrator.artifacts.manifest import EngineRecord
 from orchestrator.errors import EMPTY_SELECTION, EnginefarmError, raise_all
-from orchestrator.farm.images import ImageSource
 from orchestrator.farm.local import Farm
 from orchestrator.farm.order import Weight, weigh
-from orchestrator.images.lock import lock_file, read_lock
-from orchestrator.images.policy import DEFAULT_ALLOWED, policy, read_mirror
 from orchestrator.matrix.load import Matrix, load_matrix
 from orchestrator.pipeline.commit import previous_engines
 from orchestrator.pipeline.decide import Decider, Decision
@@ -30,6 +27,7 @@ from orchestrator.runners.load import load_runners
 from orchestrator.store import Store
 
 if TYPE_CHECKING:
+    from orchestrator.farm.images import ImageSource
     from orchestrator.runners.docker import DockerRunner
 
 
@@ -110,15 +108,28 @@ class Site:
 
 def make_farm(options: BuildOptions, matrix: Matrix) -> Farm:
     """The runners of ``options`` and the images they may use. Raises EnginefarmError for bad files, and for what ``locked`` forbids."""
+    runners = load_runners(options.runners, options.python)
+    engines = docker_runners(runners)
+    if not (engines or options.locked or options.allow or options.mirrors):
+        return Farm(runners)
+    images = _images(options, matrix)
+    for runner in engines:
+        runner.ensure_image = images.ensure
+    return Farm(runners, images)
+
+
+def _images(options: BuildOptions, matrix: Matrix) -> ImageSource:
+    # nobody else needs an image
+    from orchestrator.farm.images import ImageSource
+    from orchestrator.images.lock import lock_file, read_lock
+    from orchestrator.images.policy import DEFAULT_ALLOWED, policy, read_mirror
+
     lock = lock_file(options.project)
     held = read_lock(lock if lock.exists() else builtin_targets() / lock.name)
     rules = dict(read_mirror(text) for text in options.mirrors)
     images = ImageSource(held, policy(options.allow or DEFAULT_ALLOWED, rules), locked=options.locked, offline=options.offline)
     raise_all(images.check_locked(effective.target for effective in matrix.select(options.targets)))
-    runners = load_runners(options.runners, options.python)
-    for runner in docker_runners(runners):
-        runner.ensure_image = images.ensure
-    return Farm(runners, images)
+    return images
 
 
 def docker_runners(runners: Iterable[Runner]) -> list[DockerRunner]:

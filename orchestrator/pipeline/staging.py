@@ -6,7 +6,6 @@ import threading
 from pathlib import Path
 
 from orchestrator.errors import DIGEST_MISMATCH, EnginefarmError, Where
-from orchestrator.models.load import load_model
 from orchestrator.models.model import Model
 
 
@@ -23,6 +22,8 @@ class Staging:
         """Raises EnginefarmError: what load_model says, or DIGEST_MISMATCH when the model is no longer what the run started with."""
         with self._lock:
             if not self._made:
+                from orchestrator.models.load import load_model
+
                 again = load_model(self._model.path, stage=self._folder, deep=False)
                 if again.digest != self._model.digest:
                     where = Where(file=str(self._model.path))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.pipeline.build import Outcome
+from orchestrator.pipeline.outcome import Outcome
 from orchestrator.pipeline.run import RunOutcome
 from orchestrator.report.text import columns, command_line, duration, hang, safe, size
 

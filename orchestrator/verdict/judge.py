@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -75,6 +74,11 @@ def judge(
     else:
         status, reason = _agreement(figures, reference, f" ({reference_note})" if reference_note else "", device, hardware_named)
     runs = (timings or {}).get("run_ms") or ()
+    median_ms = None
+    if runs:
+        from statistics import median
+
+        median_ms = round(median(runs), 4)
     return Verdict(
         status=status,
         reason=reason,
@@ -83,7 +87,7 @@ def judge(
         outputs=tuple(figures),
         tolerance=tolerance.model_dump() if tolerance else {},
         device=device,
-        median_ms=round(statistics.median(runs), 4) if runs else None,
+        median_ms=median_ms,
     )
 
 

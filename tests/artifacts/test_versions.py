@@ -25,14 +25,14 @@ def _version(make, output, number, content):
 
 
 def test_the_first_version_is_1(choose):
-    assert choose() == VersionChoice(1, 1, False, "the first version")
+    assert choose() == VersionChoice(1, 1, "the first version")
 
 
 def test_the_same_model_keeps_its_version_and_gets_the_next_revision(make, output, choose):
     _version(make, output, 1, "lane 1")
     _version(make, output, 2, "lane 2")
     first = choose("lane 1")
-    assert (first.version, first.revision, first.reused) == (1, 2, True)
+    assert (first.version, first.revision, first.held is not None) == (1, 2, True)
     _version(make, output, 1, "lane 1")
     assert choose("lane 1").revision == 3
 
@@ -42,7 +42,7 @@ def test_a_new_model_gets_the_number_after_the_highest_as_a_number(make, output,
         _version(make, output, number, f"lane {number}")
     assert list(versions(output, "lane")) == [2, 9, 10]
     chosen = choose("lane 11")
-    assert (chosen.version, chosen.revision, chosen.reused) == (11, 1, False)
+    assert (chosen.version, chosen.revision, chosen.held is not None) == (11, 1, False)
 
 
 def test_folders_that_are_no_committed_version_do_not_count(make, output, choose):
@@ -57,7 +57,7 @@ def test_the_version_on_the_command_line_wins(make, output, choose):
     _version(make, output, 1, "lane 1")
     assert choose("lane 2", requested=7).version == 7
     again = choose("lane 1", requested=1)
-    assert (again.version, again.revision, again.reused) == (1, 2, True)
+    assert (again.version, again.revision, again.held is not None) == (1, 2, True)
 
 
 def test_a_requested_version_that_holds_another_model_is_refused_with_the_one_to_take(make, output, choose):

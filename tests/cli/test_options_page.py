@@ -11,12 +11,12 @@ from types import ModuleType
 import pytest
 import typer
 
-from orchestrator.cli.main import app
+from orchestrator.cli.main import make_app
 from orchestrator.cli.settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_VARIABLE = {"dry_run", "quiet", "verbose", "as_json"}  # what is said of one call only
-BUILD = typer.main.get_command(app).commands["build"]  # type: ignore[attr-defined]
+BUILD = typer.main.get_command(make_app()).commands["build"]  # type: ignore[attr-defined]
 
 
 @pytest.fixture

@@ -418,6 +418,16 @@ def test_the_shell_is_offered_the_targets_of_the_matrix(tmp_path: Path, monkeypa
     assert completion.complete_targets("") == sorted(load_matrix(tmp_path).targets)
     assert completion.complete_targets("mi") == ["mine"]
     assert completion.complete_targets("rtx-a") == ["rtx-ada", "rtx-ampere"]
+    assert completion.complete_targets("cpu,mi") == ["cpu,mine"]
+
+
+def test_the_shell_is_offered_cells_and_without_them_at_least_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "targets").mkdir()
+    (tmp_path / "targets" / "mine.yaml").write_text("name: mine\ntag: mine\nextends: cpu\naxes:\n  precision: [fp32, fp16]\n")
+    assert completion.complete_targets("mi") == ["mine", "mine-fp16", "mine-fp32"]
+    (tmp_path / "targets" / "wrong.yaml").write_text("nonsense: [\n")
+    assert completion.complete_targets("mi") == ["mine"]
 
 
 def test_the_shell_is_offered_what_was_built(four_runs: Past, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,7 @@ LIGHT: dict[str, set[str]] = {
     "logs cpu": STORED,
     "logs cpu --path": STORED,
     "history cpu": STORED,
+    "cache ls": STORED,
     "targets list": MATRIX,
     "targets show cpu": MATRIX,
     "select .": {"filelock"} | MATRIX,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator.cli.main import app
+from orchestrator.cli.main import make_app
 from orchestrator.errors import EnginefarmError
 from orchestrator.runners import docker_labels as marks
 from orchestrator.runners import lease
@@ -101,7 +101,9 @@ def test_what_a_live_step_uses_stays(engine: Any, lab: DockerRunner, steps: Any,
     while not any(container["State"] == "running" for container in engine.containers()):
         pass
     (tmp_path / "runners.yaml").write_text(f"runners:\n  lab: {{type: docker, engine: '{engine.url}'}}\n")
-    done = CliRunner().invoke(app, ["runners", "clean", "--volumes", "--images", "--json", "--runners", str(tmp_path / "runners.yaml")])
+    done = CliRunner().invoke(
+        make_app(), ["runners", "clean", "--volumes", "--images", "--json", "--runners", str(tmp_path / "runners.yaml")]
+    )
     (row,) = json.loads(done.stdout)["runners"]
     assert row["removed"]["containers"] == []
     assert "enginefarm-inputs-" + "55" * 32 not in row["removed"]["volumes"]
@@ -208,7 +210,7 @@ def test_the_command_keeps_the_newest_and_what_is_not_ours(
     (tmp_path / "runners.yaml").write_text(f"runners:\n  lab: {{type: docker, engine: '{engine.url}'}}\n")
 
     def command(*words: str) -> dict[str, Any]:
-        done = CliRunner().invoke(app, ["runners", "clean", *words, "--json", "--runners", str(tmp_path / "runners.yaml")])
+        done = CliRunner().invoke(make_app(), ["runners", "clean", *words, "--json", "--runners", str(tmp_path / "runners.yaml")])
         assert done.exit_code == 0, done.output
         (row,) = json.loads(done.stdout)["runners"]
         return dict(row)

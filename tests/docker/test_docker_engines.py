@@ -179,14 +179,14 @@ def test_the_default_engine_is_used_when_it_answers(
 def test_three_engines_are_three(engines: Callable[..., Any], engine: Any, tls_engine: tuple[Any, str], tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
-    from orchestrator.cli.main import app
+    from orchestrator.cli.main import make_app
 
     third = engines("three")
     text = "".join(
         f"  {name}: {{type: docker, engine: '{where.url}'}}\n" for name, where in (("a", engine), ("b", tls_engine[0]), ("c", third))
     )
     (tmp_path / "runners.yaml").write_text("runners:\n" + text)
-    done = CliRunner().invoke(app, ["runners", "list", "--json", "--runners", str(tmp_path / "runners.yaml")])
+    done = CliRunner().invoke(make_app(), ["runners", "list", "--json", "--runners", str(tmp_path / "runners.yaml")])
     found = json.loads(done.stdout)["runners"]
     assert len({row["host"]["engine"]["id"] for row in found}) == 3
     third.stop()

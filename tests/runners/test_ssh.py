@@ -265,7 +265,7 @@ def test_clean_removes_what_no_step_uses_and_keeps_the_last_used(
 def test_the_command_lists_and_cleans(server: Any, runner: SshRunner, build: Step, there: Any, tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
-    from orchestrator.cli.main import app
+    from orchestrator.cli.main import make_app
 
     run(runner, build, tmp_path / "step")
     entry = {"type": "process", "ssh": str(runner.to), "python": sys.executable, "workdir": str(there.folder)}
@@ -273,10 +273,10 @@ def test_the_command_lists_and_cleans(server: Any, runner: SshRunner, build: Ste
     (tmp_path / "runners.yaml").write_text(json.dumps({"runners": {"lab": entry}}))
     where = ["--runners", str(tmp_path / "runners.yaml")]
 
-    listed = CliRunner().invoke(app, ["runners", *where])
+    listed = CliRunner().invoke(make_app(), ["runners", *where])
     assert listed.exit_code == 0, listed.output
     assert f"over ssh      {runner.to}, " in listed.output
-    cleaned = CliRunner().invoke(app, ["runners", "clean", "--volumes", "--json", *where])
+    cleaned = CliRunner().invoke(make_app(), ["runners", "clean", "--volumes", "--json", *where])
     (row,) = json.loads(cleaned.stdout)["runners"]
     assert row["removed"]["steps"] == []
     assert f"trees/{TREE.removeprefix('sha256:')}" in row["removed"]["inputs"]

@@ -133,21 +133,21 @@ def test_a_build_goes_its_whole_way_and_the_second_sends_nothing(
 ) -> None:
     from typer.testing import CliRunner
 
-    from orchestrator.cli.main import app
+    from orchestrator.cli.main import make_app
 
     project.runner("lab", server)
     monkeypatch.chdir(project.folder)
     (project.folder / "runners.yaml").write_text(json.dumps({"runners": project.runners}))
     words = ["build", "lane.onnx", "--target", "cpu", "--force", "--runners", "runners.yaml"]
 
-    first = CliRunner().invoke(app, words)
+    first = CliRunner().invoke(make_app(), words)
     assert first.exit_code == 0, first.output
     assert counted() > (project.folder / "lane.onnx").stat().st_size
     record = project.record("lane")
     assert record["verdict"]["status"] == "passed"
     assert (project.folder / "artifacts/lane/v1" / record["file"]).stat().st_size == record["size_bytes"]
 
-    second = CliRunner().invoke(app, words)
+    second = CliRunner().invoke(make_app(), words)
     assert second.exit_code == 0, second.output
     assert counted() < 100_000  # two connections and the questions; nothing of the model, the worker, the samples, the engine
 

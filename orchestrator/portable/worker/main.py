@@ -5,7 +5,6 @@ Exit codes: 0 when ``result.json`` was written (ok or not) or the host was print
 result could be written, 4 when the doctor found something that does not work.
 """
 
-import ctypes
 import importlib
 import json
 import os
@@ -134,6 +133,8 @@ def _end_with_parent() -> None:
     parent = os.environ.get(PARENT_VARIABLE)
     if parent is None or sys.platform != "linux":
         return
+    import ctypes
+
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     except (OSError, AttributeError):

@@ -1,0 +1,125 @@
+"""Carries out what has to be done: builds in parallel, as many at a time as there is room for."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+from orchestrator import events
+from orchestrator.errors import EnginefarmError, flatten, raise_all
+from orchestrator.farm.local import Spot
+from orchestrator.pipeline.build import BuildJob
+from orchestrator.pipeline.cached import Cached
+from orchestrator.pipeline.decide import Decider, Decision
+from orchestrator.pipeline.outcome import Outcome
+from orchestrator.pipeline.prepare import PreparedBuild
+from orchestrator.pipeline.runfolder import RunFolder
+from orchestrator.pipeline.shared import SharedWork
+from orchestrator.pipeline.site import Site
+from orchestrator.pipeline.steps import Steps
+from orchestrator.runners.base import Cancel, Cancelled, Runner
+
+_WAITING_THREADS = 64
+
+
+def _spots(decision: Decision) -> tuple[Spot, ...]:
+    """Where the first step of a build can run; nowhere when no step has to."""
+    placement = decision.build.placement
+    return {"build": placement.build, "validate": placement.validate}.get(decision.action, ())
+
+
+def default_jobs(runners: Iterable[Runner]) -> int:
+    """Builds at a time unless told: one per core that this process may use, at most 4 (a build takes about 0.4 GB of memory); as many as
+    the slots of engines and other machines, where those do the work."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    elsewhere = {runner.name: runner.slots for runner in runners if runner.kind != "process"}
+    return max(1, min(usable, 4), sum(elsewhere.values()))
+
+
+class Workers:
+    """Works off decisions with at most ``jobs`` at a time."""
+
+    def __init__(self, site: Site, run: RunFolder, bus: events.Bus, cancel: Cancel, cached: Cached, decider: Decider) -> None:
+        self.site = site
+        self.options = site.options
+        self.farm = site.farm
+        self.run = run
+        self.bus = bus
+        self.cancel = cancel
+        self.cached = cached
+        self.decider = decider
+        self.shared: dict[str, SharedWork] = {}
+        self.failures = 0
+        self._counting = threading.Lock()
+
+    def _shared(self, build: PreparedBuild) -> SharedWork:
+        name = build.model.name
+        if name not in self.shared:
+            folder = self.run.work / "shared" / str(len(self.shared))
+            self.shared[name] = SharedWork(build.model, folder, self.options, self.farm, self.cancel, self.cached)
+        return self.shared[name]
+
+    def _job(self, decision: Decision) -> BuildJob:
+        build = decision.build
+        steps = Steps(build, self._shared(build), self.options, self.run, self.bus, self.cancel, self.farm)
+        return BuildJob(decision, steps, self.cached, self.decider)
+
+    def carry_out(self, decisions: Sequence[Decision], todo: Sequence[int], ended: Callable[[int, Outcome | None], None]) -> None:
+        """Carry out the decisions of these numbers; ``ended`` is called with each number, and with None for one that was stopped."""
+        weights = {number: self.site.weight(decisions[number]) for number in todo}
+        todo = sorted(todo, key=weights.__getitem__, reverse=True)
+        spots = {number: _spots(decisions[number]) for number in todo}
+        jobs = self.options.jobs or default_jobs(spot.runner for group in spots.values() for spot in group)
+        turns = self.farm.line_up([(spots[number], weights[number]) for number in todo], jobs)
+        # a build that waits for a runner keeps a thread, and must not keep others from theirs
+        threads = min(len(todo), jobs + _WAITING_THREADS)
+        with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="build") as pool:
+            waiting: dict[Future[Outcome], int] = {
+                pool.submit(turn.run, functools.partial(self._build, decisions[number]), self.cancel): number
+                for number, turn in zip(todo, turns, strict=True)
+            }
+            try:
+                while waiting:
+                    done, _ = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        number = waiting.pop(future)
+                        ended(number, _result(future))
+                    if self.cancel.is_set():
+                        break
+            finally:
+                for future in waiting:
+                    future.cancel()
+        # what ended while the run was being stopped counts too
+        for future, number in waiting.items():
+            if not future.cancelled():
+                ended(number, _result(future))
+
+    def _build(self, decision: Decision) -> Outcome:
+        """Carry out one decision, in its turn: after the last failure that is allowed nobody else's turn comes any more."""
+        outcome = self._job(decision).run()
+        if outcome.status == "failed":
+            with self._counting:
+                self.failures += 1
+                if self.options.max_failures is not None and self.failures >= self.options.max_failures:
+                    self.cancel.set()
+        return outcome
+
+    def check(self, builds: Iterable[PreparedBuild]) -> None:
+        """Raises EnginefarmError for every sample that cannot be used."""
+        problems: dict[str, EnginefarmError] = {}
+        for build in builds:
+            try:
+                self._shared(build).samples(build.effective.target, build.profiles)
+            except EnginefarmError as error:  # noqa: PERF203  (all problems at once)
+                problems |= {problem.what: problem for problem in flatten(error)}
+        raise_all(problems.values())
+
+
+def _result(future: Future[Outcome]) -> Outcome | None:
+    try:
+        return future.result()
+    except Cancelled:
+        return None
