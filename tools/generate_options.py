@@ -58,6 +58,8 @@ def commands(command: Any, name: str = "enginefarm") -> Iterator[tuple[str, Any]
     """Every command below ``command`` with its full name; groups too, since they have options of their own."""
     yield name, command
     for part, below in getattr(command, "commands", {}).items():
+        if below.hidden:
+            continue
         yield from commands(below, f"{name} {part}")
 
 

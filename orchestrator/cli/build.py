@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 WORK_TO_DO = 10  # Exit code of `plan --exit-code`
-_ONLY_RUNNING = ("exit_first", "maxfail", "dry_run", "quiet", "verbose", "progress")
+_ONLY_RUNNING = ("exit_first", "maxfail", "dry_run", "verbose", "progress")
 
 
 def _env(name: str) -> str:
@@ -108,7 +108,7 @@ def build_command(
     given = dict(locals())
     options = _options(ctx, given)
     if dry_run:
-        _plan(options, as_json)
+        _plan(options, as_json, verbose - quiet)
     else:
         code = _run(options, progress, verbose - quiet, as_json)
         raise typer.Exit(code)
@@ -117,7 +117,7 @@ def build_command(
 def plan_command(ctx: typer.Context, **given: Any) -> None:
     """Say what a build would do and why: which input changed, where it would run, how long it takes, what has to be pulled."""
     options = _options(ctx, given)
-    work = _plan(options, given["as_json"])
+    work = _plan(options, given["as_json"], -given["quiet"])
     if given["exit_code"] and work:
         raise typer.Exit(WORK_TO_DO)
 
@@ -220,7 +220,7 @@ def _show_problems(result: Any, progress: str) -> None:
     sys.stderr.flush()
 
 
-def _plan(options: BuildOptions, as_json: bool) -> bool:
+def _plan(options: BuildOptions, as_json: bool, verbosity: int) -> bool:
     """Print the plan; whether there is something to do."""
     import json
 
@@ -230,7 +230,7 @@ def _plan(options: BuildOptions, as_json: bool) -> bool:
     from orchestrator.report.lines import Lines
     from orchestrator.report.plan import plan_lines
 
-    plan = make_plan(options, Bus(Lines(sys.stderr)))
+    plan = make_plan(options, Bus(Lines(sys.stderr, verbosity)))
     if as_json:
         sys.stdout.write(json.dumps(plan.as_dict(), indent=2, ensure_ascii=False) + "\n")
     else:

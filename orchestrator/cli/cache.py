@@ -22,6 +22,7 @@ _Cache = Annotated[
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON; sizes in bytes, times in seconds since 1970 (UTC).")]
 
 
+@app.command("list", hidden=True)
 @app.command("ls")
 def ls_command(cache: _Cache = None, as_json: _Json = False) -> None:
     """List what is kept, the most recently used first."""

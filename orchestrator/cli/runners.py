@@ -27,6 +27,7 @@ def runners_group(ctx: typer.Context, runners: _File = None, python: _Python = N
         _list(_chosen(runners, python, None), as_json)
 
 
+@app.command("ls", hidden=True)
 @app.command("list")
 def list_command(names: _Names = None, runners: _File = None, python: _Python = None, as_json: _Json = False) -> None:
     """List the runners: platform, GPUs, backends with versions, slots, who holds a GPU."""

@@ -40,6 +40,7 @@ def project_matrix() -> Matrix:
     return load_matrix(load_settings(Path.cwd()).project)
 
 
+@app.command("ls", hidden=True)
 @app.command("list")
 def list_targets(selectors: Selectors = None, as_json: Json = False) -> None:
     """List targets, one a line."""

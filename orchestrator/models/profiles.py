@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import shlex
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from orchestrator.errors import SHAPES_BAD, SHAPES_NEEDED, EnginefarmError, Where, raise_all
@@ -27,13 +28,16 @@ _LENGTH = (1, 128, 512)
 _Range = tuple[int, int, int]
 
 
-def resolve_profiles(model: Model, shapes: Mapping[str, Profile], *, source: str) -> tuple[dict[str, Profile], tuple[str, ...]]:
+def resolve_profiles(
+    model: Model, shapes: Mapping[str, Profile], *, source: str, places: Mapping[str, Where] | None = None
+) -> tuple[dict[str, Profile], tuple[str, ...]]:
     """The profile of every dynamic input, and notes to print about what was not given but taken.
 
-    ``shapes`` are the given profiles by input name; ``source`` says where they come from. Static inputs get no
-    profile. Raises EnginefarmError: SHAPES_BAD (all contradictions at once), SHAPES_NEEDED (with a block to paste).
+    ``shapes`` are the given profiles by input name, ``places`` where they are written; ``source`` is the file to name for others. Static
+    inputs get no profile. Raises EnginefarmError: SHAPES_BAD (all contradictions at once), SHAPES_NEEDED (with a block to paste).
     """
-    raise_all(_problems(model, shapes, Where(file=source)))
+    at = defaultdict(lambda: Where(file=source), places or {})
+    raise_all(_problems(model, shapes, at))
     dynamic = [info for info in model.inputs if info.is_dynamic]
     given = {info.name: shapes[info.name] for info in dynamic if info.name in shapes}
     ties = _ties(dynamic, given)
@@ -50,25 +54,24 @@ def resolve_profiles(model: Model, shapes: Mapping[str, Profile], *, source: str
         text = f"input {shown(info.name)} has no profile: taken as {format_profile(found)}"
         why = "its batch" if _is_batch(info, ties) else "its dimensions are named in the given shapes"
         notes.append(f"{text} ({why}; set it with --shape {_option(info.name, found)})")
-    raise_all(_tie_problems(dynamic, profiles, Where(file=source)))
+    raise_all(_tie_problems(dynamic, profiles, at))
     return profiles, tuple(notes)
 
 
-def _problems(model: Model, shapes: Mapping[str, Profile], where: Where) -> list[EnginefarmError]:
+def _problems(model: Model, shapes: Mapping[str, Profile], at: Mapping[str, Where]) -> list[EnginefarmError]:
     inputs = {info.name: info for info in model.inputs}
-    texts: list[tuple[str, str | None]] = []
+    problems: list[EnginefarmError] = []
     for name, profile in shapes.items():
         info = inputs.get(name)
         if info is None:
             close = difflib.get_close_matches(name, inputs, 1, 0.65)
             fix = f"did you mean {shown(close[0])}?" if close else f"inputs of the model: {', '.join(map(shown, inputs)) or 'none'}"
-            texts.append((f"the model has no input {shown(name)}", fix))
-        else:
-            texts += [
-                (f"input {shown(name)}: {text}", f"the model declares {_shape(info.shape)}") for text in _input_problems(info, profile)
-            ]
-    problems = [EnginefarmError(SHAPES_BAD, what, where=where, fix=fix) for what, fix in texts]
-    return problems or _tie_problems(model.inputs, shapes, where)
+            problems.append(EnginefarmError(SHAPES_BAD, f"the model has no input {shown(name)}", where=at[name], fix=fix))
+            continue
+        fix = f"the model declares {_shape(info.shape)}"
+        wrong = [f"input {shown(name)}: {text}" for text in _input_problems(info, profile)]
+        problems += [EnginefarmError(SHAPES_BAD, what, where=at[name], fix=fix) for what in wrong]
+    return problems or _tie_problems(model.inputs, shapes, at)
 
 
 def _input_problems(info: TensorInfo, profile: Profile) -> list[str]:
@@ -89,7 +92,7 @@ def _input_problems(info: TensorInfo, profile: Profile) -> list[str]:
     return texts
 
 
-def _tie_problems(infos: Sequence[TensorInfo], profiles: Mapping[str, Profile], where: Where) -> list[EnginefarmError]:
+def _tie_problems(infos: Sequence[TensorInfo], profiles: Mapping[str, Profile], at: Mapping[str, Where]) -> list[EnginefarmError]:
     first: dict[str, tuple[str, _Range]] = {}
     problems = []
     for info in infos:
@@ -102,7 +105,7 @@ def _tie_problems(infos: Sequence[TensorInfo], profiles: Mapping[str, Profile], 
             other, expected = first.setdefault(dim, (place, dims))
             if dims != expected:
                 what = f"{place} is {_range_text(dims)}, {other} is {_range_text(expected)}, and the model calls both {shown(dim)}"
-                problems.append(EnginefarmError(SHAPES_BAD, what, where=where, fix="give both the same min, opt and max"))
+                problems.append(EnginefarmError(SHAPES_BAD, what, where=at[info.name], fix="give both the same min, opt and max"))
     return problems
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +238,7 @@ class _Resolve:
         source = str(model.config.path) if model.config else str(model.model.path)
         key = (id(effective.target.shapes), model.model.inputs)
         if key not in self._profiles:
-            self._profiles[key] = resolve_profiles(model.model, effective.target.shapes, source=source)
+            self._profiles[key] = resolve_profiles(model.model, effective.target.shapes, source=source, places=_shape_places(effective))
         return self._profiles[key]
 
     def _place(self, effective: EffectiveTarget) -> Placement | EnginefarmError:
@@ -250,6 +250,16 @@ class _Resolve:
             except EnginefarmError as error:
                 self._places[key] = error
         return self._places[key]
+
+
+def _shape_places(effective: EffectiveTarget) -> dict[str, Where]:
+    """Where the profile of each input is written, for those that are in a file."""
+    found = {}
+    for field, source in effective.sources.items():
+        head, _, name = field.partition(".")
+        if head == "shapes" and name and source.where is not None:
+            found[name] = replace(source.where, target=effective.target.name)
+    return found
 
 
 def strongly_typed(target: Target) -> bool:
@@ -298,7 +308,7 @@ def prepare(options: BuildOptions, matrix: Matrix, farm: Farm, stages: Path, mem
     resolve = _Resolve(options, farm)
     given = options.cells()
     for model in models:
-        reported: set[str] = set()
+        reported: set[tuple[object, ...]] = set()
         selectors = options.selectors(model.config.config if model.config else None)
         builds += [_excluded(model, cell.effective, cell.refusal) for cell in matrix.excluded(selectors, given)]
         for row in matrix.select(selectors, given):
@@ -306,8 +316,8 @@ def prepare(options: BuildOptions, matrix: Matrix, farm: Farm, stages: Path, mem
                 build, said = resolve.build(model, row)
             except EnginefarmError as error:
                 # one message for a problem that every target has
-                fresh = [problem for problem in flatten(error) if problem.what not in reported]
-                reported |= {problem.what for problem in fresh}
+                fresh = [problem for problem in flatten(error) if _said_at(problem) not in reported]
+                reported |= {_said_at(problem) for problem in fresh}
                 problems += fresh
                 continue
             builds.append(build)
@@ -317,6 +327,12 @@ def prepare(options: BuildOptions, matrix: Matrix, farm: Farm, stages: Path, mem
         raise EnginefarmError(EMPTY_SELECTION, "no target is selected", fix="see `enginefarm targets list`")
     warnings = tuple((model.name, text) for model in models for text in model.model.warnings)
     return Prepared(tuple(builds), tuple(notes), warnings)
+
+
+def _said_at(problem: EnginefarmError) -> tuple[object, ...]:
+    """What makes two problems one, whatever target has it."""
+    where = problem.where
+    return (problem.what, *((where.file, where.line, where.column) if where else ()))
 
 
 def in_ci() -> bool:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shlex
 import stat
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,4 +212,5 @@ def _cryptography() -> None:
         import cryptography.hazmat.primitives.asymmetric.ed25519  # noqa: F401
     except ImportError as error:
         what = "signing needs the package cryptography"
-        raise EnginefarmError(USAGE, what, why=str(error), fix='pip install "enginefarm[sign]", or: pip install cryptography') from error
+        fix = f"install it beside enginefarm: {shlex.quote(sys.executable)} -m pip install cryptography"
+        raise EnginefarmError(USAGE, what, why=str(error), fix=fix) from error

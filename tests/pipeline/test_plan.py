@@ -125,6 +125,28 @@ def test_excluded_cells_say_why_and_are_no_failure(project: Project, net: Net) -
     assert list(_rows(_plan(project, "--target", "duo", "--precision", "fp32"))) == ["duo-fp32"]
 
 
+def test_a_shape_that_does_not_fit_is_told_where_it_is_written_once_per_place(project: Project, net: Net) -> None:
+    net()
+    (project.folder / "targets").mkdir()
+    for name in ("one", "two"):
+        (project.folder / f"targets/{name}.yaml").write_text(
+            f"name: {name}\ntag: {name}\nextends: cpu\nshapes:\n  x: 64x16\n", encoding="utf-8"
+        )
+    answer = project.run("plan", "net.onnx", "--target", "one,two", "--json")
+    assert answer.code == 2
+    places = [problem["where"] for problem in answer.json["problems"]]
+    assert [(place["file"], place["line"], place["target"]) for place in places] == [
+        ("targets/one.yaml", 5, "one"),
+        ("targets/two.yaml", 5, "two"),
+    ]
+
+
+def test_a_quiet_plan_leaves_out_the_notes(project: Project, net: Net) -> None:
+    net()
+    assert "taken as" in project.run("plan", "net.onnx", "--target", "cpu").err
+    assert project.run("plan", "net.onnx", "--target", "cpu", "-q").err == ""
+
+
 def test_the_plan_has_a_schema_of_its_own(built: Project) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     schema = json.loads((Path(__file__).parents[2] / "docs/plan.schema.json").read_bytes())

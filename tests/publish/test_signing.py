@@ -161,7 +161,7 @@ def test_without_cryptography_there_is_no_signing(tmp_path: Path, monkeypatch: p
         with pytest.raises(EnginefarmError) as caught:
             call(tmp_path / "a.key")
         assert caught.value.kind is USAGE
-        assert "enginefarm[sign]" in str(caught.value.fix)
+        assert "-m pip install cryptography" in str(caught.value.fix)
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
