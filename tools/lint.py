@@ -24,6 +24,7 @@ def checks() -> dict[str, list[str]]:
     found = {
         "ruff check": ["ruff", "check", "--output-format", "concise", "."],
         "ruff format": ["ruff", "format", "--check", "."],
+        "file length": ["python", "tools/file_length.py"],
         "mypy": ["mypy"],
         # a cache of its own: checks run side by side, and mypy does not share one
         "mypy scripts": ["mypy", "--strict", "--cache-dir", ".mypy_cache/scripts", *SCRIPTS],

@@ -36,6 +36,7 @@ def disk_errors(doing: str) -> Iterator[None]:
             errno.EACCES: "make the folder writable, or choose another place with --output",
             errno.EPERM: "make the folder writable, or choose another place with --output",
             errno.EROFS: "choose a writable place with --output",
+            errno.ENOTDIR: "move the file away that lies where a folder has to be, or choose another place with --output",
         }
         where = Where(file=str(error.filename)) if error.filename else None
         fix = fixes.get(error.errno or 0)

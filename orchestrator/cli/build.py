@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.completion import complete_targets
+from orchestrator.cli.completion import complete_precisions, complete_progress, complete_targets
 from orchestrator.cli.image_options import Allow, Mirror
 
 if TYPE_CHECKING:
@@ -54,7 +54,10 @@ def build_command(
     shape: Annotated[
         list[str], typer.Option("--shape", envvar=_env("SHAPES"), help="INPUT:1x3x224x224 or INPUT:MIN:OPT:MAX; repeatable.")
     ] = [],  # noqa: B006
-    precision: Annotated[str | None, typer.Option("--precision", envvar=_env("PRECISION"), help="fp32, fp16, bf16, int8 or fp8.")] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option("--precision", envvar=_env("PRECISION"), autocompletion=complete_precisions, help="fp32, fp16, bf16, int8 or fp8."),
+    ] = None,
     jobs: Annotated[
         int | None,
         typer.Option(
@@ -100,7 +103,13 @@ def build_command(
         int, typer.Option("--verbose", "-v", count=True, show_default=False, help="Phases and warnings; twice: every log line.")
     ] = 0,
     progress: Annotated[
-        str, typer.Option("--progress", envvar=_env("PROGRESS"), help="auto, tty, plain or json (JSON lines on standard error).")
+        str,
+        typer.Option(
+            "--progress",
+            envvar=_env("PROGRESS"),
+            autocompletion=complete_progress,
+            help="auto, tty, plain or json (JSON lines on standard error).",
+        ),
     ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")] = False,
 ) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from orchestrator.cli.completion import complete_hosts
+
 if TYPE_CHECKING:
     from orchestrator.runners.base import Runner
     from orchestrator.verdict.compat import EngineSubject, HostSubject, Trial
@@ -19,7 +21,10 @@ def compat_command(
         typer.Argument(help='Engine files, manifests, folders of them, or "matrix": what every target builds.', show_default=False),
     ],
     on: Annotated[
-        list[str] | None, typer.Option("--on", metavar="HOST", help="A target, a runner, this, all, or a host.json. Default: this.")
+        list[str] | None,
+        typer.Option(
+            "--on", metavar="HOST", autocompletion=complete_hosts, help="A target, a runner, this, all, or a host.json. Default: this."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON (enginefarm.compat/1).")] = False,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the grid as one HTML file.")] = None,

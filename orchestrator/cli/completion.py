@@ -18,6 +18,21 @@ def complete_targets(incomplete: str) -> list[str]:
     return [before + comma + name for name in _quietly(_targets, last)]
 
 
+def complete_precisions(incomplete: str) -> list[str]:
+    """Precisions that a target can have."""
+    return _quietly(_precisions, incomplete)
+
+
+def complete_progress(incomplete: str) -> list[str]:
+    """Ways to show progress."""
+    return _quietly(_progress, incomplete)
+
+
+def complete_hosts(incomplete: str) -> list[str]:
+    """What ``compat --on`` takes, but for files: all targets, this machine, the targets."""
+    return _quietly(lambda: ["all", "this", *_targets()], incomplete)
+
+
 def complete_runs(incomplete: str) -> list[str]:
     """Ids of the runs whose folders are kept, newest first."""
     return _quietly(_runs, incomplete)
@@ -57,6 +72,18 @@ def _targets() -> list[str]:
         with contextlib.suppress(EnginefarmError):
             names |= {*load_matrix(project).targets}
     return sorted(names)
+
+
+def _precisions() -> list[str]:
+    from orchestrator.matrix.schema import PRECISIONS
+
+    return [*PRECISIONS]
+
+
+def _progress() -> list[str]:
+    from orchestrator.cli.values import PROGRESS
+
+    return [*PROGRESS]
 
 
 def _runs() -> list[str]:

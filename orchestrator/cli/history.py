@@ -22,6 +22,7 @@ def history_command(
         typer.Argument(metavar="TARGET|MODEL", help="A target, a model, or MODEL/TARGET.", autocompletion=complete_history),
     ],
     number: Newest = 20,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Also builds that did nothing: reused, skipped.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show how the builds of a target or a model went: times, statuses, slow-downs, last pass."""
@@ -36,7 +37,7 @@ def history_command(
         builds = [row.as_dict() | {"slower": slow.get(position)} for position, row in enumerate(rows[:number])]
         print_json({"schema": HISTORY_SCHEMA, "builds": builds})
     else:
-        print_lines(builds_table(rows, number, width()))
+        print_lines(builds_table(rows, number, width(), idle=everything or all(row.idle for row in rows)))
 
 
 def _rows(history: History | None, name: str) -> list[BuildRow]:

@@ -52,7 +52,7 @@ class Reporter:
 
     def guard(self, command: Callable[[], Any]) -> int:
         try:
-            _refuse_empty_output(self.words)
+            _refuse_empty_paths(self.words)
             code = command()
             # here a full disk is still an error with words; while Python ends it would not be
             sys.stdout.flush()
@@ -97,10 +97,13 @@ class Reporter:
     def _os_error(self, error: OSError) -> int:
         from orchestrator.errors import DISK
 
+        try:
+            Path.cwd()
+        except OSError:
+            error = OSError(error.errno, "the current folder is gone", ".")
         place = f" {error.filename}" if error.filename else ""
-        wrapped = EnginefarmError(
-            DISK, f"cannot use{place}: {error.strerror or error}", fix="check the path, its rights and the free space"
-        )
+        fix = "go to a folder that is there" if error.filename == "." else "check the path, its rights and the free space"
+        wrapped = EnginefarmError(DISK, f"cannot use{place}: {error.strerror or error}", fix=fix)
         if self.debug:
             traceback.print_exception(error)
         return self.show(wrapped)
@@ -137,9 +140,11 @@ def _progress(words: Sequence[str]) -> str | None:
         return None
 
 
-def _refuse_empty_output(words: Sequence[str]) -> None:
-    """An empty path is the current folder to Python: a variable that was not set must not scatter engines there."""
-    pairs = itertools.pairwise(words)
+def _refuse_empty_paths(words: Sequence[str]) -> None:
+    """An empty path is the current folder to Python: a variable that was not set must not mean every model, or scatter engines there."""
+    pairs = list(itertools.pairwise(words))
+    if {"build", "plan"} & {*words[:2]} and any(not word and not before.startswith("-") for before, word in pairs):
+        raise EnginefarmError(USAGE, "a model's name is empty", fix="name a file or a folder (the current one is .)")
     if "--output=" in words or any(option in ("--output", "-o") and not value for option, value in pairs):
         raise EnginefarmError(USAGE, "--output is empty", fix="name a folder: --output artifacts (the current one is --output .)")
 

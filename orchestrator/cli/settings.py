@@ -6,6 +6,7 @@ A value counts in this order: command line, ``ENGINEFARM_*`` environment variabl
 from __future__ import annotations
 
 import functools
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -97,7 +98,7 @@ def find_settings(start: Path) -> Path | None:
     start = start.absolute()
     folders = [start, *start.parents]
     root = next((index for index, folder in enumerate(folders) if (folder / ".git").exists()), 0)
-    return next((path for folder in folders[: root + 1] if (path := folder / FILE_NAME).is_file()), None)
+    return next((path for folder in folders[: root + 1] if os.path.lexists(path := folder / FILE_NAME)), None)
 
 
 def load_settings(start: Path) -> Settings:
@@ -108,7 +109,10 @@ def load_settings(start: Path) -> Settings:
     path = find_settings(start)
     if path is None:
         return Settings(start.absolute())
-    status = path.stat()
+    try:
+        status = path.stat()
+    except OSError:
+        return _read.__wrapped__(path, ())  # says what is wrong with it
     return _read(path, (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
 
 
@@ -133,7 +137,7 @@ def _read(path: Path, _state: tuple[int, ...]) -> Settings:
 def _bind(root: Mapping, path: Path, problems: list[EnginefarmError]) -> Settings:
     from pydantic import ValidationError, create_model
 
-    from orchestrator.errors import CONFIG_VALUE
+    from orchestrator.errors import CONFIG_VALUE, EnginefarmError
     from orchestrator.matrix.binder import Binder
     from orchestrator.matrix.layers import wrong_value
 
@@ -148,6 +152,9 @@ def _bind(root: Mapping, path: Path, problems: list[EnginefarmError]) -> Setting
         for details in error.errors(include_url=False):
             key = str(details["loc"][0])
             problems.append(wrong_value(CONFIG_VALUE, key, dict(details), bound[key].where))
+    if "targets" in bound and not bound["targets"].value:
+        fix = 'write targets: ["*"] for all of them, or remove the line'
+        problems.append(EnginefarmError(CONFIG_VALUE, "targets names none", where=bound["targets"].where, fix=fix))
     values = {setting.key: _value(setting, bound[setting.key].value, path.parent) for setting in SETTINGS if setting.key in bound}
     return Settings(path.parent, path, values, {key: item.where for key, item in bound.items()})
 

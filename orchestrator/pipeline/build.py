@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestrator import errors
 from orchestrator.artifacts.manifest import EngineRecord, Verdict
-from orchestrator.errors import EnginefarmError, Where, flatten
+from orchestrator.errors import EnginefarmError, flatten
 from orchestrator.farm.local import Spot
 from orchestrator.matrix.schema import Target
 from orchestrator.pipeline import record
@@ -25,6 +25,8 @@ from orchestrator.pipeline.shared import staged_files
 from orchestrator.pipeline.steps import Steps
 from orchestrator.runners.base import Cancelled, StepResult
 from orchestrator.verdict.static import check_plan
+
+_LOOK = "the engine lies in quarantine/ with all figures; if they are good enough, allow them: tolerance: in the target or the model's YAML"
 
 
 class BuildJob:
@@ -61,7 +63,7 @@ class BuildJob:
         if isinstance(error, OSError):
             kind, fix = errors.DISK, "check the free space and the rights of the project's folder"
         what = f"{type(error).__name__}: {error}"
-        return EnginefarmError(kind, what, where=Where(target=self.target.name), log=str(log), fix=fix)
+        return EnginefarmError(kind, what, where=self.steps.where, log=str(log), fix=fix)
 
     def _build(self, started: float) -> Outcome:
         decision = self.decision
@@ -74,7 +76,7 @@ class BuildJob:
         final = built.model_copy(update={"verdict": verdict, "validate_key": validation, "problem": None})
         problem = None
         if verdict.status == "failed":
-            problem = EnginefarmError(errors.OUTPUT_MISMATCH, verdict.reason, where=Where(target=self.target.name))
+            problem = EnginefarmError(errors.OUTPUT_MISMATCH, verdict.reason, where=self.steps.where, fix=_LOOK)
             final = final.model_copy(update={"problem": problem.as_dict()})
         same = decision.previous is not None and final == decision.previous[0]
         seconds = time.monotonic() - started

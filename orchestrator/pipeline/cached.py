@@ -38,21 +38,33 @@ class Cached:
         self._cancel = cancel
         self._count = itertools.count()
         self._told = threading.Event()
+        self._broken: set[tuple[str, str]] = set()
 
     def has_engine(self, key: str) -> bool:
         return self.store.has("build", key)
 
     def build(self, key: str) -> dict[str, Any] | None:
         """The result of a build step: ``{"record", "inputs", "engine"}``."""
-        return self.store.get("build", key)
+        return self._get("build", key)
+
+    def validated(self, key: str) -> dict[str, Any] | None:
+        """The result of a validate step, on whatever engine."""
+        return self._get("validate", key)
 
     def outputs(self, key: str, engine: str) -> dict[str, Any] | None:
         """The result of a validate step on the engine with the digest ``engine``; another engine's outputs say nothing about it."""
-        found = self.store.get("validate", key)
+        found = self.validated(key)
         return found if found is not None and found["engine"] == engine else None
 
     def reference(self, key: str) -> dict[str, Any] | None:
-        return self.store.get("reference", key)
+        return self._get("reference", key)
+
+    def _get(self, kind: str, key: str) -> dict[str, Any] | None:
+        found = self.store.get(kind, key)
+        if found is None and (kind, key) not in self._broken and self.store.is_broken(kind, key):
+            self._broken.add((kind, key))
+            self._say(f"the {kind} result {key[:19]}... in the cache is damaged or not whole; it is made again", "warning")
+        return found
 
     def check_inputs(self, verdict_key: str) -> dict[str, Any] | None:
         """What a verdict rested on, by name."""
@@ -156,7 +168,7 @@ class Cached:
     def _unwritable(self, error: EnginefarmError | OSError) -> None:
         if not self._told.is_set():
             self._told.set()
-            what = error.what if isinstance(error, EnginefarmError) else str(error)
+            what = f"{error.what}: {error.why}" if isinstance(error, EnginefarmError) and error.why else str(error)
             self._say(f"the cache cannot be written, so what is built now will be built again: {what}", "warning")
 
     def _say(self, text: str, level: str) -> None:

@@ -100,13 +100,15 @@ def commit_model(
 
 
 def _kept(records: Sequence[EngineRecord], manifest: Manifest) -> tuple[str, ...]:
-    """A line for each target whose earlier engine stays although this run has a result of it."""
+    """A line for each target whose earlier engine, or whose better verdict on the same one, stays although this run has a result of it."""
     now = {record.target: record for record in manifest.engines}
-    return tuple(
-        f"{record.target}: the earlier engine stays, {now[record.target].verdict.status}, as {now[record.target].file}"
-        for record in records
-        if now[record.target].file is not None and now[record.target].digest != record.digest
-    )
+    lines = []
+    for record in records:
+        kept = now[record.target]
+        if kept.file is not None and (kept.digest, kept.verdict.status) != (record.digest, record.verdict.status):
+            what = "engine stays" if kept.digest != record.digest else "verdict on this engine stays"
+            lines.append(f"{record.target}: the earlier {what}, {kept.verdict.status}, as {kept.file}")
+    return tuple(lines)
 
 
 def _place(release: Release, model: PreparedModel, outcome: Outcome) -> EngineRecord:

@@ -138,7 +138,11 @@ class Decider:
         target, model = build.effective.target, build.model.model
         name = (id(build.effective), id(build.profiles), model.inputs)
         if name not in self._samples:
-            self._samples[name] = identity.samples(self._cached.store.memo, model, target.samples, build.profiles)
+            try:
+                self._samples[name] = identity.samples(self._cached.store.memo, model, target.samples, build.profiles)
+            except EnginefarmError as error:
+                error.where = error.where or build.effective.sources["samples"].where
+                raise
         return self._samples[name]
 
     def _judging(self, build: PreparedBuild, target: Target) -> tuple[Tolerance, str, str, Mapping[str, Any]]:
@@ -162,7 +166,7 @@ class Decider:
         if record is not None and holds(record, checks):
             return "reuse"
         digest = record.digest if record is not None else None
-        found = self._cached.store.get("validate", checks.run_key)
+        found = self._cached.validated(checks.run_key)
         if found is None or found["failed"] == checks.verdict_key or (digest is not None and found["engine"] != digest):
             if checks.blocked is None:
                 return "validate"

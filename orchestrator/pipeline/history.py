@@ -42,14 +42,22 @@ class History:
     """Subscriber of the bus that writes the rows, and the questions that a plan and the commands have.
 
     ``say`` gets notes for people, in the thread of the caller; ``command`` is how the process was called (its arguments by default).
-    ``reading`` is for commands that only look: a file that cannot be used is left where it is and raised as EnginefarmError(HISTORY).
+    ``reading`` is for commands that only look: a file that cannot be used is left where it is and raised as EnginefarmError(HISTORY), or
+    noted with ``repair=False``, for those that can do without.
     """
 
     def __init__(
-        self, path: Path, *, say: Callable[[str], None] | None = None, command: Sequence[str] | None = None, reading: bool = False
+        self,
+        path: Path,
+        *,
+        say: Callable[[str], None] | None = None,
+        command: Sequence[str] | None = None,
+        reading: bool = False,
+        repair: bool = True,
     ) -> None:
         self.path = path
         self._reading = reading
+        self._repair = repair
         self._say = say or (lambda _text: None)
         self._command = list(sys.argv[1:] if command is None else command)
         self._lock = threading.RLock()
@@ -303,6 +311,9 @@ class History:
         self._database = self._run = None
         if self._reading:
             raise _as_problem(self.path, error) from error
+        if not self._repair:
+            self._notes.append(f"{self.path} cannot be used ({error}): how long builds take, and what failed, is not known")
+            return None
         damaged = isinstance(error, Unusable) or (
             isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
         )

@@ -93,6 +93,11 @@ class BuildRow:
     """Code of the problem (``EF302``), for a build that failed or was skipped."""
     ended_at: float
 
+    @property
+    def idle(self) -> bool:
+        """Nothing was done: what was there held, or nothing could be done."""
+        return self.cached or self.status == "skipped"
+
     def as_dict(self) -> dict[str, Any]:
         return vars(self).copy()
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from orchestrator import errors
 from orchestrator.artifacts.manifest import EngineRecord, Verdict
-from orchestrator.errors import EnginefarmError, Where
+from orchestrator.errors import EnginefarmError
 from orchestrator.farm.local import reason
 from orchestrator.pipeline import record
 from orchestrator.pipeline.decide import Decision, holds
-from orchestrator.pipeline.prepare import PreparedBuild
+from orchestrator.pipeline.prepare import PreparedBuild, where
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def no_runner(build: PreparedBuild) -> EnginefarmError:
     return EnginefarmError(
         errors.NO_RUNNER,
         reason(build.placement.build_refused),
-        where=Where(target=build.effective.target.name),
+        where=where(build.model, build.effective.target.name),
         fix="build it where such a runner is, or leave the target out with --target; --available skips what cannot run here",
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,14 +70,30 @@ class Plan:
 
 def make_plan(options: BuildOptions, bus: events.Bus) -> Plan:
     """What a build with these options would do. Raises EnginefarmError as the build would."""
-    with Site(options, bus) as site, tempfile.TemporaryDirectory(prefix="enginefarm-plan-") as place:
-        prepared = site.prepare(Path(place), plan=True)
+    with Site(options, bus, plan=True) as site, tempfile.TemporaryDirectory(prefix="enginefarm-plan-") as place:
+        prepared = site.prepare(Path(place))
         for model, text in prepared.notes:
             bus(events.Note(text=text, model=model))
         cached = Cached(site.store, Path(place), bus, Cancel())
         decider = Decider(options, site.farm, cached)
-        lines = _Lines(site, cached)
-        return lines.plan(site.decide(prepared, decider))
+        decisions = site.decide(prepared, decider)
+        _check_samples(decisions, site, cached, Path(place))
+        return _Lines(site, cached).plan(decisions)
+
+
+def _check_samples(decisions: Sequence[Decision], site: Site, cached: Cached, place: Path) -> None:
+    """What a build would refuse to begin with, a plan does not promise."""
+    to_check = [decision.build for decision in decisions if decision.runs and decision.build.effective.target.samples]
+    if not to_check:
+        return
+    from orchestrator.pipeline.shared import SharedWork, check_samples
+
+    models = {build.model.name: build.model for build in to_check}
+    work = {
+        name: SharedWork(model, place / f"samples-{number}", site.options, site.farm, Cancel(), cached)
+        for number, (name, model) in enumerate(models.items())
+    }
+    check_samples((work[build.model.name], build) for build in to_check)
 
 
 class _Lines:

@@ -5,9 +5,10 @@ Everything that is wrong with the request is found here, before the first build 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def _natural(path: Path) -> list[Any]:
 
 
 def find_models(arguments: Sequence[Path], folders: Sequence[Path] = ()) -> list[tuple[Path, Path | None]]:
-    """(model file, models folder or None) for each argument, each file once; a folder stands for every ``*.onnx`` below it.
+    """(model file, models folder or None) for each argument, each name of a file once; a folder stands for every ``*.onnx`` below it.
 
     ``folders`` are the models folders that enginefarm.yaml names: a file below one is named by its path in it, as when the folder is given.
     """
@@ -88,7 +89,7 @@ def find_models(arguments: Sequence[Path], folders: Sequence[Path] = ()) -> list
     problems: list[EnginefarmError] = []
     for argument in arguments:
         if not argument.is_dir():
-            root = next((folder for folder in folders if folder.resolve() in argument.resolve().parents), None)
+            root = next((folder for folder in folders if _real(folder) in _real(argument).parents), None)
             found.append((argument, root))
             continue
         below = sorted((path for path in argument.rglob("*.onnx") if not path.is_dir()), key=_natural)
@@ -100,7 +101,15 @@ def find_models(arguments: Sequence[Path], folders: Sequence[Path] = ()) -> list
         found += [(path, argument) for path in visible]
     problems += [problem for path, _ in found if (problem := _not_text(path)) is not None]
     raise_all(problems)
-    return list({path.resolve(): (path, root) for path, root in reversed(found)}.values())[::-1]
+    unique: dict[str, tuple[Path, Path | None]] = {}
+    for path, root in found:
+        unique.setdefault(os.path.abspath(path), (path, root))  # noqa: PTH100  (as it is named: links stay)
+    return list(unique.values())
+
+
+def _real(path: Path) -> Path:
+    """Without links; unlike ``Path.resolve`` of older Pythons it takes links that lead to each other."""
+    return Path(os.path.realpath(path))
 
 
 def _not_text(path: Path) -> EnginefarmError | None:
@@ -309,9 +318,11 @@ def prepare(options: BuildOptions, matrix: Matrix, farm: Farm, stages: Path, mem
     given = options.cells()
     for model in models:
         reported: set[tuple[object, ...]] = set()
-        selectors = options.selectors(model.config.config if model.config else None)
-        builds += [_excluded(model, cell.effective, cell.refusal) for cell in matrix.excluded(selectors, given)]
-        for row in matrix.select(selectors, given):
+        with _in_its_yaml(model, "targets"):
+            selectors = options.selectors(model.config.config if model.config else None)
+            rows = matrix.select(selectors, given)
+            builds += [_excluded(model, cell.effective, cell.refusal) for cell in matrix.excluded(selectors, given)]
+        for row in rows:
             try:
                 build, said = resolve.build(model, row)
             except EnginefarmError as error:
@@ -327,6 +338,18 @@ def prepare(options: BuildOptions, matrix: Matrix, farm: Farm, stages: Path, mem
         raise EnginefarmError(EMPTY_SELECTION, "no target is selected", fix="see `enginefarm targets list`")
     warnings = tuple((model.name, text) for model in models for text in model.model.warnings)
     return Prepared(tuple(builds), tuple(notes), warnings)
+
+
+@contextlib.contextmanager
+def _in_its_yaml(model: PreparedModel, field: str) -> Iterator[None]:
+    """A problem that has no place of its own has that of ``field`` in the model's YAML, when it is there."""
+    try:
+        yield
+    except EnginefarmError as error:
+        place = model.config.positions.get(field) if model.config else None
+        for problem in flatten(error):
+            problem.where = problem.where or place
+        raise
 
 
 def _said_at(problem: EnginefarmError) -> tuple[object, ...]:

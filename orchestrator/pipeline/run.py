@@ -129,7 +129,7 @@ def finished_event(outcome: Outcome) -> events.BuildFinished:
 
 def run_build(options: BuildOptions, bus: events.Bus, cancel: Cancel) -> RunOutcome:
     """Build what ``options`` ask for. Raises EnginefarmError for a request that cannot be started."""
-    started = time.monotonic()
+    started, started_at = time.monotonic(), time.time()
     with Site(options, bus) as site, open_run(options.state) as run:
         for runner in docker_runners(site.farm.runners):
             runner.run_id = run.id
@@ -144,7 +144,7 @@ def run_build(options: BuildOptions, bus: events.Bus, cancel: Cancel) -> RunOutc
         written = [decision.build.model for decision in decisions if decision.action not in ("reuse", "skip")]
         check_output(options.output, written)
         site.history.planned((build.model.name, build.model.version.version, build.effective.target.name) for build in prepared.builds)
-        _announce(prepared, run, site, bus)
+        _announce(prepared, run, site, bus, started_at)
         committed = _work(scheduler, decisions, bus)
         return _ended(scheduler, decisions, committed, time.monotonic() - started, bus)
 
@@ -191,13 +191,14 @@ def _ended(
     return result
 
 
-def _announce(prepared: Prepared, run: RunFolder, site: Site, bus: events.Bus) -> None:
-    bus(events.RunStarted(run=run.id, builds=len(prepared.builds), folder=str(run.folder)))
+def _announce(prepared: Prepared, run: RunFolder, site: Site, bus: events.Bus, started_at: float) -> None:
+    bus(events.RunStarted(at=started_at, run=run.id, builds=len(prepared.builds), folder=str(run.folder)))
     for level, notes in (("info", prepared.notes), ("warning", prepared.warnings)):
         for model, text in notes:
             bus(events.Note(text=text, level=level, model=model))
-    if site.resumes is not None:
-        bus(events.Note(text=f"run {site.resumes} was cut short: what it finished is taken from the cache"))
+    resumed = site.resumes(prepared)
+    if resumed is not None:
+        bus(events.Note(text=f"run {resumed} was cut short: what it finished is taken from the cache"))
 
 
 def _commit(scheduler: _Scheduler, numbers: Sequence[int], name: str, bus: events.Bus) -> list[Committed]:

@@ -36,9 +36,11 @@ class RunFolder:
         # held while the run lives: tells the next run that this folder is in use
         fcntl.flock(self._events, fcntl.LOCK_SH)
         self.work.mkdir()
+        self.begun = False
 
     def record(self, event: Event) -> None:
         """Subscriber that appends every event to ``events.jsonl``."""
+        self.begun = True
         self._events.write(json.dumps(event.as_dict(), ensure_ascii=False) + "\n")
         self._events.flush()
 
@@ -118,3 +120,6 @@ def open_run(state: Path) -> Iterator[RunFolder]:
         yield run
     finally:
         run.close()
+        if not run.begun:
+            # refused before anything happened: no run to tell of
+            _remove(run.folder)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from orchestrator.artifacts.manifest import ReferenceKind
-from orchestrator.errors import EnginefarmError
+from orchestrator.errors import EnginefarmError, flatten, raise_all
 from orchestrator.farm.local import Farm
 from orchestrator.matrix.schema import Profile, Target
 from orchestrator.models.convert import convert_precision, fp16_warnings
@@ -20,7 +20,7 @@ from orchestrator.pipeline import identity
 from orchestrator.pipeline.cached import Cached
 from orchestrator.pipeline.keys import converter_version, digest_of, version_of
 from orchestrator.pipeline.options import BuildOptions
-from orchestrator.pipeline.prepare import PreparedModel, rewritten_to, strongly_typed
+from orchestrator.pipeline.prepare import PreparedBuild, PreparedModel, rewritten_to, strongly_typed
 from orchestrator.runners.base import Cancel, Cancelled, Runner, Step
 
 T = TypeVar("T")
@@ -233,6 +233,17 @@ class SharedWork:
 
 def _ignore(_event: object) -> None:
     """A reference run is no step of a build: its phases are nobody's progress."""
+
+
+def check_samples(builds: Iterable[tuple[SharedWork, PreparedBuild]]) -> None:
+    """Read the samples of all. Raises EnginefarmError for every one that cannot be used."""
+    problems: dict[object, EnginefarmError] = {}
+    for shared, build in builds:
+        try:
+            shared.samples(build.effective.target, build.profiles)
+        except EnginefarmError as error:  # noqa: PERF203  (all problems at once)
+            problems |= {(problem.what, str(problem.where)): problem for problem in flatten(error)}
+    raise_all(problems.values())
 
 
 def staged_files(folder: Path) -> dict[str, Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, cast
@@ -32,20 +33,22 @@ if TYPE_CHECKING:
 
 
 class Site:
-    """Attributes: ``options``, ``matrix``, ``farm``, ``store``, ``history``; ``resumes`` names the run before this one when it was cut
-    short. Raises EnginefarmError when made, for bad files and for what ``--locked`` forbids."""
+    """Attributes: ``options``, ``matrix``, ``farm``, ``store``, ``history``. Raises EnginefarmError when made, for bad files and for what
+    ``--locked`` forbids."""
 
-    def __init__(self, options: BuildOptions, bus: events.Bus) -> None:
-        self.options = options
+    def __init__(self, options: BuildOptions, bus: events.Bus, *, plan: bool = False) -> None:
         self.matrix = load_matrix(options.project)
         self.matrix.select(options.targets)
-        self.farm = make_farm(options, self.matrix)
         with contextlib.suppress(OSError):
             # a plan needs nothing written; a run says what is wrong when it makes its own folder
             make_state(options.state)
+        # a plan only looks
+        self.history = History(options.state / FILE_NAME, say=lambda text: bus(events.Note(text=text, level="warning")), repair=not plan)
+        self.options = options = self._with_failed(options)
+        self.farm = make_farm(options, self.matrix)
         self.store = Store(options.cache)
-        self.history = History(options.state / FILE_NAME, say=lambda text: bus(events.Note(text=text, level="warning")))
-        self.resumes = self._cut_short()
+        self._last = next(iter(self.history.runs(1)), None)
+        self._plan = plan
         self._hosts = KnownHosts(self.store.memo, self.farm.runners)
         self._previous: dict[str, dict[str, tuple[EngineRecord, Path]]] = {}
         self._stack = contextlib.ExitStack()
@@ -59,9 +62,9 @@ class Site:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    def prepare(self, stages: Path, *, plan: bool = False) -> Prepared:
+    def prepare(self, stages: Path) -> Prepared:
         """What is asked for; with ``--lf`` only what failed last. Raises EnginefarmError for whatever is wrong with the request."""
-        prepared = prepare(self.options, self.matrix, self.farm, stages, self.store.memo, plan=plan)
+        prepared = prepare(self.options, self.matrix, self.farm, stages, self.store.memo, plan=self._plan)
         self._hosts.keep()
         if not self.options.last_failed:
             return prepared
@@ -70,6 +73,14 @@ class Site:
         if not left:
             raise EnginefarmError(EMPTY_SELECTION, "nothing of this failed last time", fix="leave --lf out to build everything")
         return Prepared(left, prepared.notes, prepared.warnings)
+
+    def _with_failed(self, options: BuildOptions) -> BuildOptions:
+        """With ``--lf`` the targets that failed last, whatever enginefarm.yaml says: only the command line leaves some of them out."""
+        if not options.last_failed or (options.targets and "targets" not in options.weak):
+            return options
+        failed = {target for _, target in self.history.failed_last()}
+        targets = tuple(name for name in self.matrix.targets if name in failed)
+        return replace(options, targets=targets, weak=options.weak - {"targets"}) if targets else options
 
     def decide(self, prepared: Prepared, decider: Decider) -> list[Decision]:
         """One decision per build, in the same order."""
@@ -100,10 +111,13 @@ class Site:
     def weight(self, decision: Decision) -> Weight:
         return weigh(decision.build.effective.target, self.expected(decision))
 
-    def _cut_short(self) -> str | None:
-        """The run before this one, when it was killed or interrupted."""
-        last = self.history.runs(1)
-        return last[0].id if last and last[0].state in ("killed", "interrupted") else None
+    def resumes(self, prepared: Prepared) -> str | None:
+        """The run before this one, when it was killed or interrupted and had some of the same to do."""
+        last = self._last
+        if last is None or last.state not in ("killed", "interrupted") or self.options.force:
+            return None
+        had = {*last.pending, *((row.model, row.target) for row in self.history.builds(last.id))}
+        return last.id if any((build.model.name, build.effective.target.name) in had for build in prepared.builds) else None
 
 
 def make_farm(options: BuildOptions, matrix: Matrix) -> Farm:

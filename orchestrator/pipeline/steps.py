@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import errors, events
-from orchestrator.errors import EnginefarmError, Where
+from orchestrator.errors import EnginefarmError
 from orchestrator.farm.local import Farm, Spot
 from orchestrator.pipeline.options import BuildOptions
-from orchestrator.pipeline.prepare import PreparedBuild
+from orchestrator.pipeline.prepare import PreparedBuild, where
 from orchestrator.pipeline.runfolder import RunFolder
 from orchestrator.pipeline.shared import SharedWork
 from orchestrator.runners.base import Cancel, Step, StepResult
@@ -67,6 +67,7 @@ class Steps:
         self.farm = farm
         self.target = build.effective.target
         self.model_name = build.model.name
+        self.where = where(build.model, self.target.name)
 
     def say(self, text: str, level: str = "info") -> None:
         self.bus(events.Note(text=text, level=level, model=self.model_name, target=self.target.name))
@@ -132,7 +133,7 @@ class Steps:
         except EnginefarmError as error:
             kept = self._keep_log(name, folder / "worker.log")
             error.log = str(kept) if kept.exists() else None
-            error.where = error.where or Where(target=self.target.name)
+            error.where = error.where or self.where
             raise
         finally:
             seconds = time.monotonic() - started
@@ -160,7 +161,7 @@ class Steps:
         return EnginefarmError(
             WORKER_KINDS.get(error["kind"], default),
             error["message"],
-            where=Where(target=self.target.name),
+            where=self.where,
             why=details.get("reason"),
             fix=details.get("fix"),
             log=str(log),

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from orchestrator import events
-from orchestrator.errors import EnginefarmError, flatten, raise_all
 from orchestrator.farm.local import Spot
 from orchestrator.pipeline.build import BuildJob
 from orchestrator.pipeline.cached import Cached
@@ -17,7 +16,7 @@ from orchestrator.pipeline.decide import Decider, Decision
 from orchestrator.pipeline.outcome import Outcome
 from orchestrator.pipeline.prepare import PreparedBuild
 from orchestrator.pipeline.runfolder import RunFolder
-from orchestrator.pipeline.shared import SharedWork
+from orchestrator.pipeline.shared import SharedWork, check_samples
 from orchestrator.pipeline.site import Site
 from orchestrator.pipeline.steps import Steps
 from orchestrator.runners.base import Cancel, Cancelled, Runner
@@ -109,13 +108,7 @@ class Workers:
 
     def check(self, builds: Iterable[PreparedBuild]) -> None:
         """Raises EnginefarmError for every sample that cannot be used."""
-        problems: dict[str, EnginefarmError] = {}
-        for build in builds:
-            try:
-                self._shared(build).samples(build.effective.target, build.profiles)
-            except EnginefarmError as error:  # noqa: PERF203  (all problems at once)
-                problems |= {problem.what: problem for problem in flatten(error)}
-        raise_all(problems.values())
+        check_samples((self._shared(build), build) for build in builds)
 
 
 def _result(future: Future[Outcome]) -> Outcome | None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from orchestrator.pipeline.history_rows import WORKED, BuildRow, RunRow
-from orchestrator.report.text import columns, command_line, duration, one_line, size
+from orchestrator.report.text import columns, command_line, duration, hang, one_line, size
 
 Line = tuple[str, str]
 """(text, status for its colour)"""
@@ -28,8 +28,8 @@ def runs_table(runs: Sequence[RunRow], width: int | None) -> list[Line]:
     """One line per run; ``width`` in columns, None when the output is no terminal."""
     states = [run.state for run in runs]
     rows = [RUN_HEAD, *(_run_cells(run, state) for run, state in zip(runs, states, strict=True))]
-    lines = columns(fit(rows, width, ("STARTED", "TOOK", "RESULT")))
-    return [(lines[0], "header"), *((line, COLOUR[state]) for line, state in zip(lines[1:], states, strict=True))]
+    lines, hint = _fitted(rows, width, ("STARTED", "TOOK", "RESULT"))
+    return [(lines[0], "header"), *((line, COLOUR[state]) for line, state in zip(lines[1:], states, strict=True)), *hint]
 
 
 def _run_cells(run: RunRow, state: str) -> tuple[str, ...]:
@@ -67,20 +67,24 @@ def slower(rows: Iterable[BuildRow]) -> dict[int, float]:
     return found
 
 
-def builds_table(rows: Sequence[BuildRow], limit: int, width: int | None) -> list[Line]:
-    """The newest ``limit`` of ``rows`` (newest first), then when each pair last passed and what it usually takes."""
+def builds_table(rows: Sequence[BuildRow], limit: int, width: int | None, *, idle: bool = True) -> list[Line]:
+    """The newest ``limit`` of ``rows`` (newest first), then when each pair last passed and what it usually takes. Without ``idle`` those
+    that did nothing are counted, not listed."""
     slow = slower(rows)
-    table = [BUILD_HEAD, *(_build_cells(row, slow.get(position)) for position, row in enumerate(rows[:limit]))]
+    listed = [(position, row) for position, row in enumerate(rows) if idle or not row.idle]
+    table = [BUILD_HEAD, *(_build_cells(row, slow.get(position)) for position, row in listed[:limit])]
     table = _without_sameness(table)
-    lines = columns(fit(table, width, ("SIZE", "VALIDATE", "BUILD", "ENDED")))
-    shown = [(lines[0], "header"), *((line, row.status) for line, row in zip(lines[1:], rows, strict=False))]
-    if len(rows) > limit:
-        shown.append((f"{len(rows) - limit} older not shown: -n {len(rows)}", "skipped"))
-    return [*shown, ("", ""), *_pairs(rows, width)]
+    lines, hint = _fitted(table, width, ("SIZE", "VALIDATE", "BUILD", "ENDED"))
+    shown = [(lines[0], "header"), *((line, row.status) for line, (_, row) in zip(lines[1:], listed, strict=False))] if listed else []
+    if len(listed) > limit:
+        shown.append((f"{len(listed) - limit} older not shown: -n {len(listed)}", "skipped"))
+    if len(rows) > len(listed):
+        shown.append((f"{len(rows) - len(listed)} reused or skipped not shown: --all", "skipped"))
+    return [*shown, *hint, ("", ""), *_pairs(rows, width)]
 
 
 def _build_cells(row: BuildRow, slow: float | None) -> tuple[str, ...]:
-    note = row.problem or ""
+    note = row.detail if row.status == "skipped" else row.problem or ""
     if slow is not None:
         note = f"build {slow:.1f}x slower than before"
     status = f"{row.status}, reused" if row.cached else row.status
@@ -106,7 +110,7 @@ def _pairs(rows: Sequence[BuildRow], width: int | None) -> list[Line]:
         if row.build_seconds is not None and not row.cached and row.status in WORKED:
             times.setdefault(pair, []).append(row.build_seconds)
     cells = [("MODEL", "TARGET", "LAST PASS", "BUILD TAKES"), *(_pair_cells(pair, last, times) for pair, last in sorted(passed.items()))]
-    lines = columns(fit(cells, width, ("BUILD TAKES",)))
+    lines, _ = _fitted(cells, width, ("BUILD TAKES",))
     return [(lines[0], "header"), *((line, "") for line in lines[1:])]
 
 
@@ -114,6 +118,14 @@ def _pair_cells(pair: tuple[str, str], last: BuildRow | None, times: Mapping[tup
     taken = times.get(pair, ())
     usual = duration(statistics.median(taken[:COMPARED])) if taken else ""
     return one_line(pair[0]), one_line(pair[1]), moment(last.ended_at) if last else "never", usual
+
+
+def _fitted(rows: Sequence[tuple[str, ...]], width: int | None, leave_out: Sequence[str]) -> tuple[list[str], list[Line]]:
+    """The lines of a table, the head first, and a hint where columns had to go."""
+    kept = fit(rows, width, leave_out)
+    hidden = [name for name in rows[0] if name not in kept[0]]
+    hint = hang("", f"too narrow for {', '.join(hidden)}: widen the terminal, or give --json", width, 0)
+    return columns(kept), [(line, "skipped") for line in hint] if hidden else []
 
 
 def fit(rows: Sequence[tuple[str, ...]], width: int | None, leave_out: Sequence[str]) -> Sequence[tuple[str, ...]]:

@@ -32,9 +32,12 @@ def table(result: RunOutcome, width: int | None, command: Sequence[str] = ()) ->
 
 
 def resume_command(command: Sequence[str]) -> str:
-    """The same command to paste into a shell; with --force it would begin from the start."""
-    end = command.index("--") if "--" in command else len(command)
-    return command_line([word for number, word in enumerate(command) if word != "--force" or number > end])
+    """The same command to paste into a shell; --force would begin from the start but for --lf, which leaves what is done already."""
+    words = list(command)
+    end = words.index("--") if "--" in words else len(words)
+    if "--force" in words[:end] and not {"--lf", "--last-failed"} & {*words[:end]}:
+        words.insert(end, "--lf")
+    return command_line(words)
 
 
 def _model_table(model: str, version: int, files: Any, outcomes: Sequence[Outcome], width: int | None) -> list[tuple[str, str]]:

@@ -113,6 +113,14 @@ class Layout:
             return None
         return status.st_size if stat.S_ISREG(status.st_mode) else None
 
+    def has_temporary(self) -> bool:
+        """Whether a temporary file is there: of a process that writes now, or of one that was killed."""
+        try:
+            with os.scandir(self.tmp) as entries:
+                return next(entries, None) is not None
+        except OSError:
+            return False
+
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
         """While gc is not removing. Whoever takes something notes it inside this, and only then looks whether it is there: gc reads the

@@ -75,11 +75,25 @@ class Store:
         record = results.read(path)
         if record is not None and record.known and (record.kind, record.key) == (kind, key):
             self._pins.add([f"{kind} {key_hex(key)}", *(_blob_pin(digest) for digest in record.blobs)])
-            if all(self._layout.blob_size(digest) == size for digest, size in record.blobs.items()):
+            if self._is_whole(record):
                 _touch(path, record.used)
                 return dict(json.loads(record.value))
         self._note(kind, key, there=False)
         return None
+
+    def is_broken(self, kind: str, key: str) -> bool:
+        """Whether what lies under a key is of no use to anybody: it is damaged, or a blob that it names is not there. A result of another
+        release is none of ours."""
+        path = self._layout.result(kind, key)
+        if not os.path.lexists(path):
+            return False
+        record = results.read(path)
+        if record is None or (record.kind, record.key) != (kind, key):
+            return os.path.lexists(path)
+        return record.known and not self._is_whole(record)
+
+    def _is_whole(self, record: results.Record) -> bool:
+        return all(self._layout.blob_size(digest) == size for digest, size in record.blobs.items())
 
     def put_result(self, kind: str, key: str, value: Mapping[str, Any], blobs: Mapping[str, int]) -> None:
         """Put a JSON value in the place of whatever the key has. ``blobs`` are the digests that it names, with their sizes in bytes;
@@ -118,10 +132,11 @@ class Store:
         try:
             yield
         finally:
-            if self._pins.end() and self._written and self._limit is not None:
+            if self._pins.end() and (self._written or self._layout.has_temporary()):
+                limit = self._limit if self._written else None
                 self._written = False
                 with contextlib.suppress(StoreUnwritable), unwritable(self.root):
-                    sweep.tidy(self._layout, self._limit)
+                    sweep.tidy(self._layout, limit)
 
     def ls(self) -> Iterator[Entry]:
         """All results, the most recently used first."""

@@ -144,8 +144,8 @@ def gc(layout: Layout, keep: int) -> Report:
         return _Sweep(layout).run(keep)
 
 
-def tidy(layout: Layout, limit: int) -> None:
-    """After a session: a gc if the store is larger than ``limit`` bytes, and what killed processes left goes in any case.
+def tidy(layout: Layout, limit: int | None) -> None:
+    """After a session: a gc if the store is larger than ``limit`` bytes (None: never), and what killed processes left goes in any case.
 
     Does nothing while another process takes something or cleans up: the next session does it. Raises OSError.
     """
@@ -154,7 +154,7 @@ def tidy(layout: Layout, limit: int) -> None:
             return
         pinned(layout)
         remove_left_over(layout)
-        if size(layout) > limit:
+        if limit is not None and size(layout) > limit:
             _Sweep(layout).run(limit)
 
 

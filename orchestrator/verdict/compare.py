@@ -154,7 +154,8 @@ def _summary(name: str, count: int, sums: _Sums, tolerance: Tolerance, *, exact:
         notes.append(f"NaN or infinity does not match at {sums.unlike} of {count} places")
     low = tolerance.cosine is not None and cosine is not None and cosine < tolerance.cosine
     if low:
-        notes.append(f"cosine similarity {cosine:.6g} is below {tolerance.cosine:g}")
+        digits = next((digits for digits in (6, 9, 12) if f"{cosine:.{digits}g}" != f"{tolerance.cosine:.{digits}g}"), 17)
+        notes.append(f"cosine similarity {cosine:.{digits}g} is below {tolerance.cosine:.{digits}g}")
     if count and not sums.finite and not sums.unlike:
         notes.append("no finite value in it")
     return OutputFigures(

@@ -1,8 +1,9 @@
-"""Records, manifests and commits for the tests of this folder, as the fixture ``make``."""
+"""Records, manifests and commits for the tests of this folder, as the fixture ``make``; and what lies in an output folder then."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,6 +58,21 @@ def commit(
                 release.place(source, engine.file)
         release.commit(manifest(*(engine for engine, _ in engines), model=described), move_latest=move_latest)
     return release
+
+
+def files_below(folder: Path) -> list[str]:
+    """Every file but locks, by its path from ``folder``."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+
+
+def latest_of(output: Path) -> Any:
+    """What latest.json of the model lane says."""
+    return json.loads((output / "lane" / "latest.json").read_bytes())
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "artifacts"
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Small ONNX files, made for each test."""
+"""Small ONNX files, made for each test, and what has to hold when one is refused."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+
+from orchestrator.errors import EnginefarmError, Kind, flatten
+from orchestrator.models.load import load_model
 
 
 class Make:
@@ -61,6 +64,19 @@ class Make:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
         return path
+
+
+def assert_refused(make: Make, model: onnx.ModelProto | bytes, kind: Kind, text: str, stage: Path) -> None:
+    """Loading the model is a problem of that kind that says ``text``, and nothing of its side files gets to ``stage``."""
+    path = make.save(model, "bad.onnx")
+    with pytest.raises(EnginefarmError) as caught:
+        load_model(path, stage=stage)
+    problems = flatten(caught.value)
+    assert any(problem.kind == kind and text in problem.what for problem in problems), [(p.kind.code, p.what, p.why) for p in problems]
+    assert all(problem.where is not None and problem.where.file == str(path) for problem in problems)
+    everything = "".join(f"{p.what}{p.why}{p.fix}" for p in problems)
+    assert everything.isprintable(), everything
+    assert sorted(p.name for p in stage.rglob("*")) in ([], ["model.onnx"])  # nothing of the side files was copied
 
 
 @pytest.fixture

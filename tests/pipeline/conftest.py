@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,12 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+
+from orchestrator.pipeline.history import History
+
+from .rows import COMMAND
+
+Net = Callable[..., Path]
 
 
 @dataclass(frozen=True)
@@ -96,8 +102,30 @@ def save_net(path: Path, *, seed: int = 0, product: bool = False, dims: tuple[An
 
 
 @pytest.fixture
-def net(project: Project) -> Callable[..., Path]:
+def net(project: Project) -> Net:
     def make(name: str = "net.onnx", **options: Any) -> Path:
         return save_net(project.folder / name, **options)
 
     return make
+
+
+@pytest.fixture
+def history_path(tmp_path: Path) -> Path:
+    return tmp_path / ".enginefarm" / "history.db"
+
+
+@pytest.fixture
+def opened(history_path: Path) -> Iterator[Callable[..., History]]:
+    """Histories of this test's file; their notes go to ``history.notes``."""
+    histories: list[History] = []
+
+    def make(**options: Any) -> History:
+        notes: list[str] = []
+        history = History(history_path, say=notes.append, command=COMMAND, **options)
+        history.notes = notes  # type: ignore[attr-defined]
+        histories.append(history)
+        return history
+
+    yield make
+    for history in histories:
+        history.close()

@@ -1,4 +1,4 @@
-"""An ssh server of the tests' own, and what is left on the machine behind it."""
+"""Scripts in the place of the worker; an ssh server of the tests' own, and what is left on the machine behind it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,23 @@ from typing import Any
 
 import pytest
 
+from orchestrator.runners import process
 from orchestrator.runners.base import Cancel, Step
 from orchestrator.runners.docker_host import DeclaredGpu, Overrides
 from orchestrator.runners.ssh import SshRunner
 from orchestrator.runners.ssh_errors import Destination
 
 PATIENCE_SECONDS = 60.0
+DOUBLE = """
+import json, os, signal, subprocess, sys, time
+request = json.load(open("request.json"))
+BEGIN, END = ("===enginefarm-events " + request["nonce"] + " " + word + "===" for word in ("begin", "end"))
+def answer(**fields):
+    whole = {"schema": "enginefarm.result/1", "step": request["step"], "ok": True, "worker": "double", "seconds": 0.0, "error": None}
+    json.dump({**whole, **fields}, open("result.json", "w"))
+def phase(text):
+    print(BEGIN, json.dumps({"event": "phase", "phase": text}), END, sep="\\n", flush=True)
+"""
 
 
 def eventually(condition: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> Any:
@@ -33,6 +44,18 @@ def eventually(condition: Callable[[], Any], seconds: float = PATIENCE_SECONDS) 
         assert time.monotonic() < until, "it never came true"
         time.sleep(0.02)
     return found
+
+
+@pytest.fixture
+def misbehave(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """Put a script in the place of the process runner's worker. ``answer(**fields)`` in it writes a result."""
+
+    def write(code: str) -> None:
+        script = tmp_path / "double_worker.py"
+        script.write_text(DOUBLE + code)
+        monkeypatch.setattr(process, "worker_pyz", lambda: script)
+
+    return write
 
 
 class Server:
@@ -187,20 +210,10 @@ def runner(make_runner: Callable[..., SshRunner]) -> SshRunner:
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Step]:
     """``play(code, **of Step)``: a step with this script in the place of the worker. ``answer(**fields)`` in it writes a result."""
-    prelude = """
-import json, os, signal, subprocess, sys, time
-request = json.load(open("request.json"))
-BEGIN, END = ("===enginefarm-events " + request["nonce"] + " " + word + "===" for word in ("begin", "end"))
-def answer(**fields):
-    whole = {"schema": "enginefarm.result/1", "step": request["step"], "ok": True, "worker": "double", "seconds": 0.0, "error": None}
-    json.dump({**whole, **fields}, open("result.json", "w"))
-def phase(text):
-    print(BEGIN, json.dumps({"event": "phase", "phase": text}), END, sep="\\n", flush=True)
-"""
 
     def make(code: str, **more: Any) -> Step:
         script = tmp_path / "played.py"
-        script.write_text(prelude + code)
+        script.write_text(DOUBLE + code)
         os.utime(script, ns=(time.time_ns(), time.time_ns()))
         monkeypatch.setattr("orchestrator.runners.ssh_step.worker_pyz", lambda: script)
         return Step(request={"step": "build", "backend": "onnxruntime"}, **{"timeout_seconds": 60.0, **more})

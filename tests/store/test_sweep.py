@@ -71,6 +71,16 @@ def test_gc_removes_blobs_without_results_and_results_without_blobs(store: Store
     assert len(files(root)) == 2
 
 
+def test_what_a_killed_process_left_goes_with_the_next_session_that_writes_nothing_itself(store: Store, keep: Keep, root: Path) -> None:
+    digest = keep("lane", b"content")
+    left = root / "tmp/1-0.tmp"
+    left.write_bytes(b"half")
+    with Store(root, limit=0).session():
+        assert left.exists()
+    assert not left.exists()
+    assert store.path(digest) is not None, "only a session that put something looks at the limit"
+
+
 def test_results_from_before_the_clock_was_set_back_do_not_stay_for_ever(store: Store, keep: Keep, root: Path) -> None:
     future = time.time() + 10 * 86400
     for number, at in enumerate((future, 1_700_000_000, 0)):
@@ -103,6 +113,20 @@ def test_a_result_of_a_newer_release_is_no_result_but_stays_with_its_blobs(store
     assert store.path(digest) is not None
     assert store.verify().damaged == ()
     assert [entry.what for entry in store.ls()] == ["newer"]
+
+
+def test_a_result_is_broken_when_it_is_damaged_or_its_blob_is_lost_not_when_it_is_absent_or_newer(
+    store: Store, keep: Keep, root: Path
+) -> None:
+    for name in ("whole", "torn", "lost", "newer"):
+        digest = keep(name, name.encode())
+        if name == "lost":
+            blob_file(root, digest).unlink()
+    os.truncate(result_file(root, "build", "torn"), 40)
+    newer = result_file(root, "build", "newer")
+    newer.write_bytes(newer.read_bytes().replace(SCHEMA.encode(), b"enginefarm.result/2"))
+    names = ("whole", "torn", "lost", "newer", "absent")
+    assert [name for name in names if store.is_broken("build", key(name))] == ["torn", "lost"]
 
 
 def test_verify_finds_everything_that_is_wrong_and_removes_it(store: Store, keep: Keep, root: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A small release: a real ONNX Runtime engine, a TensorRT-RTX plan by its header, TensorRT records, and their manifest."""
+"""A small release (an ONNX Runtime engine, a TensorRT-RTX plan by its header, TensorRT records, their manifest) and hosts for it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,25 @@ from typing import Any
 from onnx import TensorProto, helper
 
 from orchestrator.artifacts.manifest import EngineRecord, Manifest, ModelRecord, TensorRecord, Verdict
+from orchestrator.matrix.load import load_matrix
+from orchestrator.matrix.schema import Target
 
 X = TensorRecord(name="x", dtype="float32", shape=(-1, 3))
 Y = TensorRecord(name="y", dtype="float32", shape=(-1, 3))
+TARGETS: dict[str, Target] = {name: effective.target for name, effective in load_matrix(None).targets.items()}
+HOST: dict[str, Any] = {
+    "schema": "enginefarm.host/1",
+    "platform": "linux/amd64",
+    "gpus": [{"name": "NVIDIA A100-SXM4-80GB", "compute_capability": "8.0", "memory_bytes": 80 << 30}],
+    "driver": {"version": "535.104.05", "cuda": "12.2"},
+    "jetson": None,
+    "container": False,
+    "backends": {
+        "tensorrt": {"version": "8.6.1.6", "cuda": "12.2"},
+        "tensorrt-rtx": {"error": "not installed"},
+        "onnxruntime": {"error": "not installed"},
+    },
+}
 
 
 def digest(data: bytes) -> str:

@@ -57,7 +57,7 @@ def binary_size(count: int) -> str:
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= size:
             return "{:.1f}".format(count / size).replace(".0", "") + " " + unit
-    return "{} bytes".format(count)
+    return "1 byte" if count == 1 else "{} bytes".format(count)
 
 
 def printable(text: str, limit: int = 4000) -> str:
