@@ -83,8 +83,9 @@ def write_new(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def copy_new(source: Path, path: Path) -> tuple[str, int]:
-    """Copy into a file that must not exist yet, flushed; returns ``sha256:...`` and the size in bytes of what was copied."""
+def copy_new(source: Path, path: Path) -> tuple[str, int, os.stat_result]:
+    """Copy into a file that must not exist yet, flushed; returns ``sha256:...`` and the size in bytes of what was copied, and the status of
+    the file when the last byte was in it."""
     digest = hashlib.sha256()
     size = 0
     with source.open("rb") as reader, path.open("xb") as writer:
@@ -94,4 +95,5 @@ def copy_new(source: Path, path: Path) -> tuple[str, int]:
             writer.write(chunk)
         writer.flush()
         os.fsync(writer.fileno())
-    return f"sha256:{digest.hexdigest()}", size
+        status = os.fstat(writer.fileno())
+    return f"sha256:{digest.hexdigest()}", size, status

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,10 +53,11 @@ QUARANTINE = "quarantine"
 
 
 class Placed(NamedTuple):
-    """``digest`` is ``sha256:...`` of the bytes that were copied."""
+    """``digest`` is ``sha256:...`` of the bytes that were copied, ``status`` that of the copy when they were."""
 
     digest: str
     size_bytes: int
+    status: os.stat_result
 
 
 @contextlib.contextmanager
@@ -213,6 +215,11 @@ class Release:
             )
         self._staged[file_name] = placed
         return placed
+
+    @property
+    def written(self) -> tuple[tuple[Path, Placed], ...]:
+        """The files of this run, where they are after ``commit``."""
+        return tuple((self.folder / name, placed) for name, placed in self._staged.items())
 
     def attach(self, source: Path, file_name: str) -> Placed:
         """Copy in a file that engines need beside them (a plugin library, a fallback), to be there after ``commit``."""

@@ -15,7 +15,7 @@ import orchestrator
 from orchestrator.artifacts.files import disk_errors
 from orchestrator.artifacts.manifest import EngineRecord, Manifest, ModelRecord
 from orchestrator.artifacts.names import engine_file, manifest_file
-from orchestrator.artifacts.store import Release, is_latest, read_manifest
+from orchestrator.artifacts.store import Placed, Release, is_latest, read_manifest
 from orchestrator.pipeline.options import BuildOptions
 from orchestrator.pipeline.outcome import Outcome
 from orchestrator.pipeline.prepare import PreparedModel
@@ -34,6 +34,7 @@ class Committed:
     manifest: Path | None
     files: dict[str, Path]
     notes: tuple[str, ...] = ()
+    written: tuple[tuple[Path, Placed], ...] = ()
 
 
 def check_output(output: Path, models: Iterable[PreparedModel]) -> None:
@@ -96,7 +97,7 @@ def commit_model(
         notes = release.notes + _kept(records, release.manifest)
         if not release.latest_moved:
             notes += (f"latest.json: {release.latest_note}",)
-        return Committed(model.name, version, release.manifest.revision, path, _files(folder, release.manifest), notes)
+        return Committed(model.name, version, release.manifest.revision, path, _files(folder, release.manifest), notes, release.written)
 
 
 def _kept(records: Sequence[EngineRecord], manifest: Manifest) -> tuple[str, ...]:

@@ -146,6 +146,8 @@ def run_build(options: BuildOptions, bus: events.Bus, cancel: Cancel) -> RunOutc
         site.history.planned((build.model.name, build.model.version.version, build.effective.target.name) for build in prepared.builds)
         _announce(prepared, run, site, bus, started_at)
         committed = _work(scheduler, decisions, bus)
+        # hashed as they were written: the next run need not read them again
+        site.store.memo.know([(path, placed.digest, placed.status) for entry in committed for path, placed in entry.written])
         return _ended(scheduler, decisions, committed, time.monotonic() - started, bus)
 
 

@@ -107,6 +107,16 @@ class Memo:
                 found = self.get(_DIGEST, subject, _DIGEST_VERSION) or self._hash(path, subject)
         return str(found)
 
+    def know(self, files: Sequence[tuple[Path, str, os.stat_result]]) -> None:
+        """Keep the digests of files that this process wrote: each with its status when the last byte was in it (renamed since, it is still
+        the same file with the same mtime). What was changed or is gone by now is left out."""
+        since = self.settle(path for path, _, _ in files)
+        for path, digest, written in files:
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                if all(getattr(status, name) == getattr(written, name) for name in ("st_dev", "st_ino", "st_size", "st_mtime_ns")):
+                    self.put(_DIGEST, str(path.absolute()), _DIGEST_VERSION, [(path, status)], digest, since=since)
+
     def close(self) -> None:
         """Save what is not saved yet. The object can still be used; what it then keeps is saved by the next ``close``."""
         with self._guard:

@@ -121,7 +121,7 @@ def test_a_weaker_build_with_other_options_leaves_engine_and_latest(make, output
 def test_a_placed_file_that_is_not_the_one_that_was_built_is_refused(make, output, tmp_path):
     (tmp_path / "built").write_bytes(b"cut sho")
     with Release(output, "lane", 1) as release:
-        assert release.place(tmp_path / "built", "a.engine") == (make.digest(b"cut sho"), 7)
+        assert release.place(tmp_path / "built", "a.engine")[:2] == (make.digest(b"cut sho"), 7)
         with pytest.raises(EnginefarmError, match="built changed after it was built") as caught:
             release.place(tmp_path / "built", "b.engine", digest=make.digest(b"cut short"))
     assert caught.value.kind is DIGEST_MISMATCH

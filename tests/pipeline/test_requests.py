@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from orchestrator.store.memo import Memo
+
 from .conftest import Net, Project
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,6 +105,16 @@ def test_a_run_lasts_from_its_start_to_its_end(project: Project, net: Net) -> No
     assert project.build("net.onnx", "-t", "cpu").code == 0
     (run,) = project.run("runs", "--json").json["runs"]
     assert run["finished_at"] - run["started_at"] == pytest.approx(run["seconds"], abs=0.1)
+
+
+def test_the_run_after_a_build_reads_no_engine_and_no_model(project: Project, net: Net) -> None:
+    model = net()
+    assert project.build("net.onnx", "-t", "cpu").code == 0
+    memo = Memo(project.folder / ".enginefarm/cache/memo.db")
+    for file in (project.folder / "artifacts/net/v1/net_v1_cpu.onnx", model):
+        memo.digest(file)
+    # the model's digest is over its graph and all external data: that of the file itself nobody needed
+    assert memo.hashed_bytes == model.stat().st_size
 
 
 def test_a_better_verdict_of_before_stays_and_is_named(project: Project, net: Net) -> None:

@@ -41,6 +41,26 @@ def test_a_file_made_just_now_is_kept_too(path: Path, tmp_path: Path) -> None:
     assert memo.hashed_bytes == 0
 
 
+def test_a_file_that_was_hashed_while_it_was_written_is_not_read_again(path: Path, tmp_path: Path) -> None:
+    fresh, other, gone = (tmp_path / name for name in ("fresh", "other", "gone"))
+    files = []
+    for file in (fresh, other, gone):
+        file.write_bytes(b"just now")
+        files.append((file, sha256(file), file.stat()))
+    fresh.rename(tmp_path / "named")
+    files[0] = (tmp_path / "named", *files[0][1:])
+    time.sleep(0.03)
+    other.write_bytes(b"another!")
+    gone.unlink()
+    memo = Memo(path)
+    memo.know(files)
+    memo = reopened(memo, path)
+    assert memo.digest(tmp_path / "named") == files[0][1]
+    assert memo.hashed_bytes == 0
+    assert memo.digest(other) == sha256(other) != files[1][1]
+    assert memo.hashed_bytes == 8
+
+
 def test_touched_renamed_and_rewritten_files_are_hashed_again(path: Path, model: Path) -> None:
     memo = Memo(path)
     memo.digest(model)
