@@ -29,7 +29,9 @@ def build_command(
     ctx: typer.Context,
     models: Annotated[
         list[Path],
-        typer.Argument(envvar=_env("MODELS"), metavar="MODEL", help="ONNX files, or folders that hold some.", show_default=False),
+        typer.Argument(
+            envvar=_env("MODELS"), metavar="MODEL", readable=False, help="ONNX files, or folders that hold some.", show_default=False
+        ),
     ],
     target: Annotated[
         list[str],
