@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from pathlib import Path
@@ -15,10 +14,6 @@ from orchestrator.cli.image_options import Allow, Mirror
 
 if TYPE_CHECKING:
     from orchestrator.pipeline.options import BuildOptions
-
-
-WORK_TO_DO = 10  # Exit code of `plan --exit-code`
-_ONLY_RUNNING = ("exit_first", "maxfail", "dry_run", "verbose", "progress")
 
 
 def _env(name: str) -> str:
@@ -80,6 +75,7 @@ def build_command(
     ] = False,
     maxfail: Annotated[int | None, typer.Option("--maxfail", envvar=_env("MAXFAIL"), min=1, help="Stop after so many failures.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done (enginefarm plan); build nothing.")] = False,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="With --dry-run: exit with 10 when there is something to do.")] = False,
     memory: Annotated[str | None, typer.Option("--memory", envvar=_env("MEMORY"), help='Memory limit of each step, e.g. "8 GiB".')] = None,
     build_timeout: Annotated[
         float | None, typer.Option("--build-timeout", envvar=_env("BUILD_TIMEOUT"), min=0.1, help="Seconds a build step may take.")
@@ -117,33 +113,20 @@ def build_command(
 ) -> None:
     """Build engines of ONNX models for the targets of the matrix, and check them."""
     given = dict(locals())
-    options = _options(ctx, given)
+    options = options_of(ctx, given)
     if dry_run:
-        _plan(options, as_json, verbose - quiet)
-    else:
-        code = _run(options, progress, verbose - quiet, as_json)
-        raise typer.Exit(code)
+        from orchestrator.cli.plan import show
+
+        return show(options, as_json, verbose - quiet, exit_code=exit_code)
+    if exit_code:
+        from orchestrator.errors import USAGE, EnginefarmError
+
+        raise EnginefarmError(USAGE, "--exit-code is of plans", fix="give --dry-run too, or use `enginefarm plan`")
+    raise typer.Exit(_run(options, progress, verbose - quiet, as_json))
 
 
-def plan_command(ctx: typer.Context, **given: Any) -> None:
-    """Say what a build would do and why: which input changed, where it would run, how long it takes, what has to be pulled."""
-    options = _options(ctx, given)
-    work = _plan(options, given["as_json"], -given["quiet"])
-    if given["exit_code"] and work:
-        raise typer.Exit(WORK_TO_DO)
-
-
-def _plan_signature() -> inspect.Signature:
-    """The parameters of a build, but for those that only matter while something runs, and ``--exit-code``."""
-    signature = inspect.signature(build_command, eval_str=True)  # Typer looks for Annotated there
-    kept = [parameter for name, parameter in signature.parameters.items() if name not in _ONLY_RUNNING]
-    option = typer.Option("--exit-code", help=f"Exit with {WORK_TO_DO} when there is something to do.")
-    annotation = Annotated[bool, option]
-    extra = inspect.Parameter("exit_code", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
-    return signature.replace(parameters=[*kept, extra])
-
-
-def _options(ctx: typer.Context, given: dict[str, Any]) -> BuildOptions:
+def options_of(ctx: typer.Context, given: dict[str, Any]) -> BuildOptions:
+    """The options of a build, from the command line, the environment and enginefarm.yaml; raises EnginefarmError for bad values."""
     from orchestrator.cli.settings import load_settings
     from orchestrator.cli.values import PROGRESS, check_choice, parse_shapes, parse_size
     from orchestrator.matrix.schema import PRECISIONS
@@ -229,25 +212,3 @@ def _show_problems(result: Any, progress: str) -> None:
     for problem in merge_problems(result):
         sys.stderr.write("\n" + "\n".join(render(problem)) + "\n")
     sys.stderr.flush()
-
-
-def _plan(options: BuildOptions, as_json: bool, verbosity: int) -> bool:
-    """Print the plan; whether there is something to do."""
-    import json
-
-    from orchestrator.cli.screen import width
-    from orchestrator.events import Bus
-    from orchestrator.pipeline.plan import make_plan
-    from orchestrator.report.lines import Lines
-    from orchestrator.report.plan import plan_lines
-
-    plan = make_plan(options, Bus(Lines(sys.stderr, verbosity)))
-    if as_json:
-        sys.stdout.write(json.dumps(plan.as_dict(), indent=2, ensure_ascii=False) + "\n")
-    else:
-        sys.stdout.write("".join(line + "\n" for line in plan_lines(plan, width())))
-    return plan.work
-
-
-plan_command.__signature__ = _plan_signature()  # type: ignore[attr-defined]
-plan_command.__annotations__ = {name: parameter.annotation for name, parameter in _plan_signature().parameters.items()}

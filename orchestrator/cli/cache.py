@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from orchestrator.store import Entry, Report, Store
+    from orchestrator.store import Store
+    from orchestrator.store.sweep import Entry, Report
 
 CACHE_SCHEMA = "enginefarm.cache/1"
 

@@ -89,7 +89,11 @@ def _opened(name: str) -> AbstractContextManager[BinaryIO]:
             )
         return contextlib.nullcontext(sys.stdin.buffer)
     path = Path(name)
+    if path.is_fifo():
+        return path.open("rb")  # what a shell makes of <(...)
     if not path.is_file():
+        if path.exists() and not path.is_dir():
+            raise EnginefarmError(USAGE, f"{name} is no regular file", fix="name a log, or pipe it in: ... | enginefarm explain")
         raise EnginefarmError(USAGE, f"{name}: {'a folder, not a log' if path.is_dir() else 'no such file'}", fix=_meant(path))
     with path.open("rb") as stream:
         kind = sniff(stream.read(HEAD), path.stat().st_size)
@@ -126,7 +130,7 @@ def _told(answer: Mapping[str, Any], kind: str | None) -> Pairs:
         pairs += _cause(number, cause)
     if not answer["causes"]:
         only = f" of kind {kind}" if kind else ""
-        pairs.append(("#", f"nothing in {answer['lines']} lines is a known failure{only}"))
+        pairs.append(("#", f"nothing in {answer['lines']} line{'' if answer['lines'] == 1 else 's'} is a known failure{only}"))
         pairs += [(f"line {line['line']}", line["text"]) for line in answer["unknown"]]
         if answer["unknown"]:
             pairs.append(("", "(looks like an error and is in no catalogue)"))

@@ -45,8 +45,11 @@ def logs_command(
         _Printer(sys.stdout.buffer).follow(logs.folder, name, step, lambda: _ended(history, logs.run, name))
     else:
         printer = _Printer(sys.stdout.buffer)
-        for log in _wanted(logs, name, step):
+        wanted = _wanted(logs, name, step)
+        for log in wanted:
             printer.print(log)
+        if not any(log.path.stat().st_size for log in wanted):
+            typer.echo("its steps printed nothing", err=True)
 
 
 def _find(build: str, run: str | None, state: Path, waiting: History | None, history: History | None) -> tuple[RunLogs, str]:

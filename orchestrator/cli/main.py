@@ -19,7 +19,7 @@ EXIT_CODES = """Exit codes: 0 all asked for is good; 1 a build or validation fai
 # name -> module in cli/ and what it brings: the function of a command, or the Typer app of a group; in the order of --help
 COMMANDS = {
     "build": "build:build_command",
-    "plan": "build:plan_command",
+    "plan": "plan:plan_command",
     "inspect": "inspect:inspect_command",
     "repro": "repro:repro_command",
     "compat": "compat:compat_command",

@@ -82,13 +82,14 @@ STOPPING = "stopping: running steps are ended, finished builds are kept (Ctrl-C 
 
 @contextmanager
 def stop_on_signals(cancel: Cancel, *, quiet: bool) -> Iterator[None]:
-    """Ctrl-C and SIGTERM stop the run; a second one ends the process at once, and its workers with it (they watch their parent)."""
+    """Ctrl-C, SIGTERM and SIGHUP stop the run; a second one ends the process at once, and its workers with it (they watch their parent)."""
 
     def stop(number: int, _frame: FrameType | None) -> None:
         if cancel.stopped_by is not None:
             # the live table hides the cursor, and does not get to show it again
             _say_now("\x1b[?25h" if sys.stderr.isatty() else "")
             os._exit(128 + number)
+        number = signal.SIGTERM if number == signal.SIGHUP else number
         cancel.stopped_by = number
         if not cancel.watched:
             _say_now("" if quiet else "\nstopped before anything was built\n")
@@ -99,7 +100,9 @@ def stop_on_signals(cancel: Cancel, *, quiet: bool) -> Iterator[None]:
         if not quiet and not _tables:
             _say_now(f"\n{STOPPING}\n")
 
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    # a terminal that goes away ends its programs with SIGHUP, but for those that nohup made deaf to it
+    numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else [])]
+    previous = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
     finally:

@@ -41,7 +41,8 @@ class Cached:
         self._broken: set[tuple[str, str]] = set()
 
     def has_engine(self, key: str) -> bool:
-        return self.store.has("build", key)
+        """Whether a build step need not run: its result is there, with an engine of the right size."""
+        return self.store.has("build", key) and self.build(key) is not None
 
     def build(self, key: str) -> dict[str, Any] | None:
         """The result of a build step: ``{"record", "inputs", "engine"}``."""

@@ -61,7 +61,8 @@ def previous_engines(output: Path, model: PreparedModel, memo: Memo) -> dict[str
         if record.file is None:
             continue
         engine = path.parent / record.file
-        if engine.is_file() and memo.digest(engine) == record.digest:
+        # a link may lead anywhere: nobody who loads takes one
+        if engine.is_file() and not engine.is_symlink() and memo.digest(engine) == record.digest:
             found[record.target] = (record, engine)
     return found
 

@@ -13,7 +13,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator import errors
 from orchestrator.errors import EnginefarmError
@@ -23,7 +23,9 @@ from orchestrator.portable.worker.main import EXIT_WRITTEN, PARENT_VARIABLE
 from orchestrator.portable.worker.protocol import HOST_SCHEMA, REQUEST_SCHEMA, RESULT_SCHEMA
 from orchestrator.runners.base import Cancel, Cancelled, Host, Step, StepResult, WorkerEvent
 from orchestrator.runners.bundle import worker_pyz
-from orchestrator.runners.supervise import Ended, supervise
+
+if TYPE_CHECKING:
+    from orchestrator.runners.supervise import Ended
 
 MOST_SLOTS = 8
 PROBE_SECONDS = 120.0
@@ -90,6 +92,8 @@ class ProcessRunner:
         on_event: Callable[[WorkerEvent], None],
         cancel: Cancel,
     ) -> Ended:
+        from orchestrator.runners.supervise import supervise
+
         return supervise(
             [self.python, "-I", str(worker_pyz()), argument],
             folder=folder,

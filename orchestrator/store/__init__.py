@@ -2,6 +2,5 @@
 
 from orchestrator.store.faults import BlobLost, StoreCancelled, StoreUnwritable
 from orchestrator.store.store import DEFAULT_LIMIT, Store
-from orchestrator.store.sweep import Entry, Report
 
-__all__ = ["DEFAULT_LIMIT", "BlobLost", "Entry", "Report", "Store", "StoreCancelled", "StoreUnwritable"]
+__all__ = ["DEFAULT_LIMIT", "BlobLost", "Store", "StoreCancelled", "StoreUnwritable"]

@@ -9,14 +9,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from orchestrator.store import blobs, locks, results, sweep
+from orchestrator.store import blobs, locks, results
 from orchestrator.store.faults import StoreUnwritable, unwritable
 from orchestrator.store.layout import Layout, key_hex
 from orchestrator.store.memo import Memo
 from orchestrator.store.pins import BLOB, Pins
-from orchestrator.store.sweep import Entry, Report
+
+if TYPE_CHECKING:
+    from orchestrator.store.sweep import Entry, Report
 
 DEFAULT_LIMIT = 50 << 30
 """Bytes that a store may hold after a session has put something into it."""
@@ -27,7 +29,7 @@ class Store:
     """Safe to use from several threads and processes. Making one touches nothing; where nothing was stored, reading finds nothing.
 
     Keys and digests are ``sha256:<hex>``. A session that put something removes what was least recently used when it ends, down to
-    ``limit`` bytes (None: never).
+    ``limit`` bytes (None: never). What goes over the whole store is in sweep.py, which most runs do not import.
     """
 
     def __init__(self, root: Path, *, limit: int | None = DEFAULT_LIMIT) -> None:
@@ -135,20 +137,28 @@ class Store:
             if self._pins.end() and (self._written or self._layout.has_temporary()):
                 limit = self._limit if self._written else None
                 self._written = False
+                from orchestrator.store import sweep
+
                 with contextlib.suppress(StoreUnwritable), unwritable(self.root):
                     sweep.tidy(self._layout, limit)
 
     def ls(self) -> Iterator[Entry]:
         """All results, the most recently used first."""
+        from orchestrator.store import sweep
+
         return iter(sweep.entries(self._layout))
 
     def size(self) -> int:
         """Bytes of all blobs and results."""
+        from orchestrator.store import sweep
+
         return sweep.size(self._layout)
 
     def gc(self, keep: int) -> Report:
         """Remove results, the least recently used first, until at most ``keep`` bytes are left; then blobs that no result names and what
         dead processes left. What a live session uses stays. Raises StoreUnwritable."""
+        from orchestrator.store import sweep
+
         with unwritable(self.root):
             report = sweep.gc(self._layout, keep)
         self.refresh()
@@ -156,6 +166,8 @@ class Store:
 
     def verify(self) -> Report:
         """Read every byte; removes damaged blobs, damaged results, and results whose blobs are not whole. Raises StoreUnwritable."""
+        from orchestrator.store import sweep
+
         with unwritable(self.root):
             report = sweep.verify(self._layout)
         self.refresh()

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,21 @@ def test_a_log_without_failure_ends_with_0_and_says_what_was_not_blamed(call: Ca
     assert result.exit_code == 0
     assert result.stdout.splitlines()[:2] == ["nothing in 4 lines is a known failure", "seen and not blamed:"]
     assert "INT64" in result.stdout
+
+
+def test_a_line_with_a_cause_of_its_own_ends_the_message_before_it(call: Call) -> None:
+    log = b"[E] 10: Could not find any implementation for node {ForeignNode[...]}\nKilled\n"
+    causes = json.loads(call("--json", stdin=log).stdout)["causes"]
+    assert sorted((cause["code"], len(cause["evidence"])) for cause in causes) == [("EF900", 1), ("EF956", 1)]
+
+
+def test_what_is_no_file_is_not_searched_for_and_a_pipe_is_read(call: Call) -> None:
+    with pytest.raises(EnginefarmError, match="/dev/zero is no regular file"):
+        call("/dev/zero")
+    os.mkfifo("pipe")
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(Path("pipe").write_text, MISMATCH)
+        assert json.loads(call("pipe", "--json").stdout)["causes"][0]["code"] == "EF801"
 
 
 def test_causes_end_with_0_too(call: Call) -> None:

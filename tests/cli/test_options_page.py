@@ -15,7 +15,7 @@ from orchestrator.cli.main import make_app
 from orchestrator.cli.settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
-NO_VARIABLE = {"dry_run", "quiet", "verbose", "as_json"}  # what is said of one call only
+NO_VARIABLE = {"exit_code", "dry_run", "quiet", "verbose", "as_json"}  # what is said of one call only
 BUILD = typer.main.get_command(make_app()).commands["build"]  # type: ignore[attr-defined]
 
 

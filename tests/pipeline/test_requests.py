@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -145,3 +146,31 @@ def test_a_folder_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
     )
     assert done.returncode == 4
     assert "the current folder is gone" in done.stderr
+
+
+def test_an_engine_that_is_a_link_is_put_back_as_a_file(project: Project, net: Net) -> None:
+    net()
+    assert project.build("net.onnx", "-t", "cpu").code == 0
+    engine = project.folder / "artifacts/net/v1/net_v1_cpu.onnx"
+    engine.rename(project.folder / "elsewhere.onnx")
+    engine.symlink_to(project.folder / "elsewhere.onnx")
+    assert project.run("plan", "net.onnx", "-t", "cpu", "--json").json["builds"][0]["action"] == "restore"
+    assert project.build("net.onnx", "-t", "cpu").code == 0
+    assert not engine.is_symlink()
+
+
+def test_a_plan_knows_that_an_engine_is_gone_from_the_cache(project: Project, net: Net) -> None:
+    net()
+    assert project.build("net.onnx", "-t", "cpu").code == 0
+    shutil.rmtree(project.folder / "artifacts")
+    for blob in (project.folder / ".enginefarm/cache/blobs").rglob("*"):
+        if blob.is_file():
+            blob.unlink()
+    assert project.run("plan", "net.onnx", "-t", "cpu", "--json").json["builds"][0]["action"] == "build"
+
+
+def test_the_exit_code_of_a_plan_is_that_of_a_dry_run_and_no_build_has_it(project: Project, net: Net) -> None:
+    net()
+    assert project.run("build", "net.onnx", "-t", "cpu", "--dry-run", "--exit-code").code == 10
+    assert project.run("build", "net.onnx", "-t", "cpu", "--exit-code").code == 2
+    assert not (project.folder / "artifacts").exists()

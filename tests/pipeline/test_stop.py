@@ -54,7 +54,7 @@ def _until_step(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc to see what is left running")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
 def test_a_signal_ends_every_process_and_gives_its_exit_code(project: Project, net: Net, number: signal.Signals, code: int) -> None:
     net(dims=("batch", 3, "h", "w"))
     process = _start(project, *SLOW)

@@ -101,6 +101,7 @@ class Explainer:
 
     def _wrapped(self, line: Line, text: str, hits: Set[str], window: Any, found: Set[str]) -> None:
         """Matches that begin on an earlier line and end on this one: messages broken at blanks, or anywhere."""
+        own = bool(found)
         some = hits.union(*(old for _, _, old in window))
         broken = self._index.hits(["".join(words_of(window[-1][1])[-1:] + words_of(text)[:1])])
         if not some and not broken:
@@ -117,6 +118,9 @@ class Explainer:
                     continue
                 for match in pattern.compiled.finditer(joined):
                     if match.start() < seam - len(joint) and match.end() > seam:
+                        # a line that says something of its own continues no message that was whole before it
+                        if own and pattern.compiled.match(before, match.start()):
+                            continue
                         found.add(entry.code)
                         lines = [*_spanned(window, joint, match.start()), line]
                         self._occurrence(entry, figures_of(match.groupdict()), lines)

@@ -1,5 +1,6 @@
 """Dotted version numbers of TensorRT, CUDA, drivers and JetPack, compared to the precision they are given in."""
 
+import functools
 import re
 from typing import Tuple
 
@@ -7,6 +8,7 @@ _NUMBER = re.compile(r"^\s*[vVrR]?(\d+(?:\.\d+)*)")
 _CLAUSE = re.compile(r"^\s*(>=|<=|==|!=|=|>|<)?\s*([vVrR]?\d\S*(?:\s+\w+)?)\s*$")
 
 
+@functools.lru_cache(maxsize=1024)
 def parse(text: str) -> Tuple[int, ...]:
     """``"8.5.3.1+cuda11.8"`` -> ``(8, 5, 3, 1)``, ``"8.4.0 EA"`` -> ``(8, 4, 0)``. Raises ValueError when no number leads."""
     match = _NUMBER.match(str(text))

@@ -47,6 +47,8 @@ def load(
     load in a child process first, which a bad plan may kill. ``contexts``: TensorRT calls that may run at once. ``threads``: of ONNX
     Runtime's CPU provider. ``on_event``: called with a dict (``event``: loaded, refused, failed, degraded) as it happens.
     """
+    if timeout is not None and not timeout > 0:
+        raise ValueError("timeout is {!r}: give seconds, or None for no limit".format(timeout))
     started = time.perf_counter()
     policy = Policy(allow_unvalidated, _backends(require))
     opened = open_manifest(manifest)

@@ -34,6 +34,13 @@ def test_a_passed_engine_is_loaded_and_run(folder: Folder, doubling: bytes) -> N
         assert not model.degraded
 
 
+@pytest.mark.parametrize("timeout", [0, -1.0, float("nan")])
+def test_a_timeout_that_is_none_is_refused(folder: Folder, doubling: bytes, timeout: float) -> None:
+    folder.add("cpu", doubling)
+    with pytest.raises(ValueError, match="give seconds, or None for no limit"):
+        load(str(folder.write()), timeout=timeout)
+
+
 @pytest.mark.parametrize("what", ["latest.json", "model folder", "version folder", "path object"])
 def test_a_manifest_is_found_in_every_documented_way(folder: Folder, doubling: bytes, what: str) -> None:
     folder.add("cpu", doubling)
