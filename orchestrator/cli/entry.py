@@ -10,7 +10,7 @@ import sys
 def run() -> None:
     """Entry point of the ``enginefarm`` command."""
     # imports and short commands make hardly any cycles: to look for them as often as by default takes a tenth of the time
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(200_000, 20, 50)
     # nothing foreign has a say in our schemas, and to look for it reads the metadata of every installed package
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     from orchestrator.cli.streams import install

@@ -109,10 +109,13 @@ def apply_model(effective: EffectiveTarget, config: LoadedModelConfig | None, cl
     A cell keeps its axis values, whatever is laid over it: what the command line says picks cells (``Matrix.select``).
     Raises EnginefarmError: CONFIG_VALUE for a bad value, TARGET_IMPOSSIBLE or TARGET_CONFLICT naming the layer and its place.
     """
+    given = _command_line(cli)
+    if config is None and not given:
+        return effective
     values = effective.values
     if config is not None:
         values = overlay(values, _model_layer(config))
-    values = overlay(overlay(values, _command_line(cli)), axis_values(effective))
+    values = overlay(overlay(values, given), axis_values(effective))
     home = Where(target=effective.target.name)
     broken: set[str] = set()
     target, problems = validate(values, effective.target.name, home, broken)

@@ -6,6 +6,7 @@ more than the limits below. All problems of a file are collected; a tab in the i
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,11 +64,10 @@ class Document:
 
 def display(path: Path) -> str:
     """A path as people want to see it: relative below the current folder, absolute elsewhere."""
-    absolute = path.absolute()
-    try:
-        return str(absolute.relative_to(Path.cwd()))
-    except ValueError:
-        return str(absolute)
+    here, text = os.getcwd(), str(path)  # noqa: PTH109  (called for every file of a matrix, some of them often)
+    if text == here:
+        return "."
+    return text.removeprefix(here if here.endswith(os.sep) else here + os.sep)
 
 
 def read_file(path: Path) -> Document:
