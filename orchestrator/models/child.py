@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from orchestrator.models.nursery import Child, Nursery
+
 _POLL_SECONDS = 0.05
 _LOG_BYTES = 4096
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
@@ -27,6 +29,16 @@ if sys.argv[1] not in sys.path:  # a checkout that is not installed
 from orchestrator.models import child
 child.main(sys.argv[2])
 """
+
+
+_START_NURSERY = """
+import socket, sys
+if sys.argv[1] not in sys.path:
+    sys.path.insert(0, sys.argv[1])
+from orchestrator.models import nursery
+nursery.serve(socket.socket(fileno=int(sys.argv[2])))
+"""
+_NURSERY = Nursery(_START_NURSERY, _PACKAGE_ROOT)
 
 
 class CancelFlag(Protocol):
@@ -61,21 +73,45 @@ def run_child(
         folder = Path(name)
         call = {"function": function, "request": dict(request), "memory_bytes": memory_bytes or _machine_memory()}
         (folder / "request.json").write_text(json.dumps(call), encoding="utf-8")
+        process = _NURSERY.child(name, _environment()) or _Process(folder)
+        try:
+            _wait(process, timeout_seconds, cancel)
+        finally:
+            process.kill()
+        return _answer(process.code or 0, folder)
+
+
+class _Process:
+    """A child that starts from nothing, where there is no nursery."""
+
+    def __init__(self, folder: Path) -> None:
         with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-c", _START, _PACKAGE_ROOT, name],
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-c", _START, _PACKAGE_ROOT, str(folder)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=_environment(),
-                cwd=name,
+                cwd=folder,
                 start_new_session=True,
             )
-            try:
-                _wait(process, timeout_seconds, cancel)
-            finally:
-                _kill(process)
-        return _answer(process.returncode, folder)
+
+    @property
+    def code(self) -> int | None:
+        return self._process.poll()
+
+    def wait(self, seconds: float) -> bool:
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            # the group: a library may have started helpers
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
 
 def _machine_memory() -> int:
@@ -89,25 +125,16 @@ def _environment() -> dict[str, str]:
     return kept | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 
 
-def _wait(process: subprocess.Popen[bytes], timeout_seconds: float, cancel: CancelFlag | None) -> None:
+def _wait(process: Child | _Process, timeout_seconds: float, cancel: CancelFlag | None) -> None:
     end = time.monotonic() + timeout_seconds
-    while process.poll() is None:
+    while True:
+        left = end - time.monotonic()
+        if process.wait(max(0.0, min(_POLL_SECONDS, left))):
+            return
         if cancel is not None and cancel.is_set():
             raise ChildFailed("cancelled", "cancelled")
-        left = end - time.monotonic()
         if left <= 0:
             raise ChildFailed("timeout", f"took longer than {timeout_seconds:g} s")
-        try:
-            process.wait(min(_POLL_SECONDS, left))
-        except subprocess.TimeoutExpired:
-            continue
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        # the group: a library may have started helpers
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def _answer(code: int, folder: Path) -> dict[str, Any]:

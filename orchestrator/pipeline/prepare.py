@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from orchestrator.matrix.load import EffectiveTarget, LoadedModelConfig, Matrix,
 from orchestrator.matrix.schema import Profile, Target
 from orchestrator.models.model import Model
 from orchestrator.models.profiles import resolve_profiles
+from orchestrator.pipeline.beside import beside_each_other, usable_cpus
 from orchestrator.pipeline.known import read_model, recall_model
 from orchestrator.pipeline.options import BuildOptions
 from orchestrator.pipeline.staging import Staging
@@ -140,17 +142,37 @@ def _fallback(config: LoadedModelConfig | None, memo: Memo) -> dict[str, str] | 
     return {"file": path.name, "digest": memo.digest(path)}
 
 
-def _prepare_model(options: BuildOptions, path: Path, root: Path | None, stage: Path, memo: Memo, *, plan: bool) -> PreparedModel:
+_Read = Callable[[], Model]
+
+
+def _readers(options: BuildOptions, files: Sequence[Path], stages: Path, memo: Memo, *, plan: bool) -> list[_Read]:
+    """For each file a call that gives its model, or raises EnginefarmError. New ones are read beside each other: a child looks at each."""
+    known = [recall_model(memo, path, deep=not plan) for path in files]
+    new = [number for number, model in enumerate(known) if model is None]
+
+    def read(number: int) -> Model:
+        # what is new will most likely be built: it is copied while it is hashed, so that it is read once
+        return read_model(memo, files[number], stage=None if plan else stages / f"model-{number}", deep=not plan)
+
+    reads: list[_Read] = [partial(read, number) for number in new]
+    readers = dict(zip(new, beside_each_other(reads, options.jobs or usable_cpus()) if len(new) > 1 else reads, strict=True))
+    found: list[_Read] = []
+    for number, model in enumerate(known):
+        found.append(readers[number] if model is None else partial(_itself, model))
+    return found
+
+
+def _itself(model: Model) -> Model:
+    return model
+
+
+def _prepare_model(options: BuildOptions, path: Path, root: Path | None, read: _Read, stage: Path, memo: Memo) -> PreparedModel:
     config = find_model_config(path)
     fallback = _fallback(config, memo)
     name = _name(options, path, root, config)
-    model = recall_model(memo, path, deep=not plan)
-    if model is None:
-        # what is new will most likely be built: it is copied while it is hashed, so that it is read once
-        model = read_model(memo, path, stage=None if plan else stage, deep=not plan)
+    model = read()
     version = choose_version(options.output, name, model.digest, model, requested=options.version, ci=options.ci)
-    staged = Staging(model, stage)
-    return PreparedModel(name=name, model=model, staged=staged, config=config, version=version, fallback=fallback)
+    return PreparedModel(name=name, model=model, staged=Staging(model, stage), config=config, version=version, fallback=fallback)
 
 
 def prepare_models(options: BuildOptions, stages: Path, memo: Memo, *, plan: bool = False) -> list[PreparedModel]:
@@ -158,11 +180,12 @@ def prepare_models(options: BuildOptions, stages: Path, memo: Memo, *, plan: boo
     files = find_models(options.models, options.model_folders)
     if options.name is not None and len(files) > 1:
         raise EnginefarmError(USAGE, f"--name names one model, but {len(files)} were given", fix="name each in its YAML: name: ...")
+    readers = _readers(options, [path for path, _ in files], stages, memo, plan=plan)
     prepared: list[PreparedModel] = []
     problems: list[EnginefarmError] = []
-    for number, (path, root) in enumerate(files):
+    for number, ((path, root), read) in enumerate(zip(files, readers, strict=True)):
         try:
-            prepared.append(_prepare_model(options, path, root, stages / f"model-{number}", memo, plan=plan))
+            prepared.append(_prepare_model(options, path, root, read, stages / f"model-{number}", memo))
         except EnginefarmError as error:  # noqa: PERF203  (all models' problems at once)
             problems += flatten(error)
     problems += _same_names(prepared)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from orchestrator import events
 from orchestrator.farm.local import Spot
+from orchestrator.pipeline.beside import usable_cpus
 from orchestrator.pipeline.build import BuildJob
 from orchestrator.pipeline.cached import Cached
 from orchestrator.pipeline.decide import Decider, Decision
@@ -33,9 +33,8 @@ def _spots(decision: Decision) -> tuple[Spot, ...]:
 def default_jobs(runners: Iterable[Runner]) -> int:
     """Builds at a time unless told: one per core that this process may use, at most 4 (a build takes about 0.4 GB of memory); as many as
     the slots of engines and other machines, where those do the work."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     elsewhere = {runner.name: runner.slots for runner in runners if runner.kind != "process"}
-    return max(1, min(usable, 4), sum(elsewhere.values()))
+    return max(1, usable_cpus(), sum(elsewhere.values()))
 
 
 class Workers:

@@ -17,9 +17,9 @@ def table(result: RunOutcome, width: int | None, command: Sequence[str] = ()) ->
     """(line, status) of the result table; ``width`` in columns, None when the output is no terminal; ``command`` is how the run was
     started, told again when it was interrupted."""
     lines: list[tuple[str, str]] = []
+    by_model = _by_model(result)
     for entry in result.committed:
-        mine = [outcome for outcome in result.outcomes if outcome.build.model.name == entry.model]
-        lines += _model_table(entry.model, entry.version, entry.files, mine, width)
+        lines += _model_table(entry.model, entry.version, entry.files, by_model[entry.model], width)
         if entry.manifest is not None:
             lines += [("", ""), (f"manifest: {safe(str(entry.manifest))} (revision {entry.revision})", "")]
         lines += [(safe(note), "") for note in entry.notes]
@@ -29,6 +29,13 @@ def table(result: RunOutcome, width: int | None, command: Sequence[str] = ()) ->
         if command:
             lines.append((f"resume: {resume_command(command)}", ""))
     return [*lines, (totals(result), "")]
+
+
+def _by_model(result: RunOutcome) -> dict[str, list[Outcome]]:
+    found: dict[str, list[Outcome]] = {}
+    for outcome in result.outcomes:
+        found.setdefault(outcome.build.model.name, []).append(outcome)
+    return found
 
 
 def resume_command(command: Sequence[str]) -> str:
@@ -95,6 +102,7 @@ def totals(result: RunOutcome) -> str:
 
 def as_json(result: RunOutcome) -> dict[str, Any]:
     """What ``build --json`` prints."""
+    by_model = _by_model(result)
     return {
         "schema": SUMMARY_SCHEMA,
         "run": result.run,
@@ -111,7 +119,7 @@ def as_json(result: RunOutcome) -> dict[str, Any]:
                 "version": entry.version,
                 "revision": entry.revision,
                 "manifest": str(entry.manifest) if entry.manifest else None,
-                "builds": [_build_json(outcome, entry.files) for outcome in result.outcomes if outcome.build.model.name == entry.model],
+                "builds": [_build_json(outcome, entry.files) for outcome in by_model[entry.model]],
             }
             for entry in result.committed
         ],

@@ -138,7 +138,7 @@ def test_killed_at_each_point_of_a_start_in_an_empty_folder_the_next_run_starts(
     leg = Leg(fresh, build.words)
     points = named(leg.points, build.names)
     names = {point for point, _ in points}
-    assert {"make .enginefarm", "start tmp/enginefarm-model-NAME", "start tmp/enginefarm-probe-NAME"} <= names
+    assert {"make .enginefarm", "start a process", "start tmp/enginefarm-probe-NAME"} <= names
     kill_at_each(leg, points)
 
 
