@@ -44,7 +44,8 @@ in `PATH`. An empty variable counts as not set.
 
 ## enginefarm build
 
-Whatever has a variable below can be set by it; what says of one call only (`--dry-run`, `--exit-code`, `--quiet`, `--verbose`, `--json`) has none.
+Whatever has a variable below can be set by it; what says of one call only (`--dry-run`, `--exit-code`, `--quiet`, `--verbose`, `--json`)
+has none.
 
 """
 OTHERS = """
