@@ -147,6 +147,15 @@ class Farm:
         with self._queue.slot(lambda: _names(self.usable(spots)), cancel) as name:
             yield next(spot for spot in spots if spot.runner.name == name)
 
+    def rest(self) -> None:
+        """The build of this thread has no step ahead of it any more: it does not count as one that works."""
+        self._queue.rest()
+
+    def wake(self) -> None:
+        """Have all that wait look again: the run is being stopped, or all is done."""
+        with self._queue.changed:
+            self._queue.changed.notify_all()
+
     def usable(self, spots: Sequence[Spot]) -> tuple[Spot, ...]:
         """Those of ``spots`` whose runner was not set aside; all of them when none is left, so that the error is the runner's own."""
         with self._queue.changed:

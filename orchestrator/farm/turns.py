@@ -15,7 +15,7 @@ from typing import TypeVar
 from orchestrator.farm.order import NO_WEIGHT, Ask, Slots, pick
 from orchestrator.runners.base import Cancel, Cancelled
 
-_POLL_SECONDS = 0.2  # how soon a cancel is seen
+_POLL_SECONDS = 0.5  # how soon a cancel is seen by those that nobody wakes
 _T = TypeVar("_T")
 
 
@@ -106,6 +106,13 @@ class Queue:
             with self.changed:
                 del self._held[waiter]
                 self.serve()
+
+    def rest(self) -> None:
+        """The build of this thread has no step ahead of it any more: while it puts its engine away, the next one may begin."""
+        turn = getattr(self._current, "turn", None)
+        with self.changed:
+            self._set_works(turn, False)
+            self.serve()
 
     def serve(self) -> None:
         """Give out what is free; to be called with ``changed`` held, after whatever may have changed that."""

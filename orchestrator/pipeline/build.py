@@ -93,6 +93,8 @@ class BuildJob:
             if found is not None:
                 return (*found, False)
             fresh, spot = self._build_step()
+            if self._last_step:
+                self.steps.farm.rest()
             engine = fresh.folder / fresh.result["engine"]["file"]
             errors.raise_all(check_plan(engine, self.target))
             # another runner than the first may have taken it, with another version of the backend
@@ -102,6 +104,12 @@ class BuildJob:
             value["inputs"] = {**inputs, **model_inputs(self.build)}
             self.cached.keep("build", key, value, {str(built.digest): engine})
             return built, engine, True
+
+    @property
+    def _last_step(self) -> bool:
+        """Whether nothing runs after the build step. Where a failure ends the run, the next build has to wait for this one's end."""
+        checks = self.decision.checks
+        return checks is not None and checks.blocked is not None and self.steps.options.max_failures is None
 
     def _stored(self, key: str) -> tuple[EngineRecord, Path] | None:
         """The engine of this key out of the cache, under the names that the target has now."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.pipeline.runfolder import in_use
+from orchestrator.pipeline.runfolder import STEP_FOLDERS, in_use
 
 STEPS = ("build", "validate")
 TRACEBACK = "traceback"
@@ -44,7 +44,7 @@ def run_folders(state: Path) -> list[Path]:
 def read_logs(folder: Path) -> RunLogs:
     """What ``folder`` holds; tries of a running run that are not kept yet, or that were followed by another, are in it."""
     found: dict[str, list[StepLog]] = {}
-    for build, log in _live(folder / "work"):
+    for build, log in _live(folder / "work" / STEP_FOLDERS):
         found.setdefault(build, []).append(log)
     for build, log in _kept(folder / "logs"):
         known = found.setdefault(build, [])
@@ -61,9 +61,9 @@ def _kept(logs: Path) -> Iterator[tuple[str, StepLog]]:
                 yield f"{path.parent.name}/{path.name.removesuffix(suffix)}", StepLog(step, None, path)
 
 
-def _live(work: Path) -> Iterator[tuple[str, StepLog]]:
-    """``work/<model>/<target>/<step>-<attempt>/worker.log``"""
-    for path in work.glob("*/*/*/worker.log"):
+def _live(steps: Path) -> Iterator[tuple[str, StepLog]]:
+    """``<model>/<target>/<step>-<attempt>/worker.log``"""
+    for path in steps.glob("*/*/*/worker.log"):
         step, _, attempt = path.parent.name.rpartition("-")
         if step in STEPS and attempt.isdecimal():
             yield f"{path.parents[2].name}/{path.parents[1].name}", StepLog(step, int(attempt), path)

@@ -215,13 +215,15 @@ def _commit(scheduler: _Scheduler, numbers: Sequence[int], name: str, bus: event
         bus(events.Note(text=text, level=level, model=name))
 
     try:
-        return [commit_model(options, model, outcomes, run, good=good, on_wait=say)]
+        entry = commit_model(options, model, outcomes, run, good=good, on_wait=say)
     except EnginefarmError as error:
         # the other models go on, and what was built for this one is not lost
         kept = [run.keep(outcome.engine, name, outcome.record.tag) for outcome in outcomes if outcome.engine is not None]
         scheduler.problems.append(error)
         say(f"not written to {options.output}: {error.what}" + (f"; the engines are kept in {kept[0].parent}" if kept else ""), "warning")
         return []
+    run.clear(name)
+    return [entry]
 
 
 def merge_problems(result: RunOutcome) -> list[EnginefarmError]:

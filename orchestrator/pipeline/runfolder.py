@@ -21,6 +21,7 @@ from orchestrator.events import Event
 
 KEPT_RUNS = 20
 EVENTS = "events.jsonl"
+STEP_FOLDERS = "steps"
 
 
 class RunFolder:
@@ -45,10 +46,16 @@ class RunFolder:
         self._events.flush()
 
     def step_folder(self, *parts: str) -> Path:
-        """A new, empty folder under ``work``; parts are file names already checked by the matrix and the names module."""
-        folder = self.work.joinpath(*parts)
+        """A new, empty folder for a step of a model, the first part; all are names that the matrix or names.py has checked."""
+        folder = self.work.joinpath(STEP_FOLDERS, *parts)
         folder.mkdir(parents=True)
         return folder
+
+    def clear(self, model: str) -> None:
+        """Remove the step folders of a model whose builds have all ended: a run over many models needs the space."""
+        folder = self.work / STEP_FOLDERS / model
+        if folder.is_dir():
+            _remove(folder)
 
     def keep(self, engine: Path, *parts: str) -> Path:
         """Move an engine that could not be committed out of ``work``; returns where it is now."""

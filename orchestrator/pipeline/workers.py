@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from orchestrator import events
 from orchestrator.farm.local import Spot
@@ -22,6 +23,7 @@ from orchestrator.pipeline.steps import Steps
 from orchestrator.runners.base import Cancel, Cancelled, Runner
 
 _WAITING_THREADS = 64
+_POLL_SECONDS = 0.2  # how soon a cancel is seen
 
 
 def _spots(decision: Decision) -> tuple[Spot, ...]:
@@ -75,21 +77,23 @@ class Workers:
         # a build that waits for a runner keeps a thread, and must not keep others from theirs
         threads = min(len(todo), jobs + _WAITING_THREADS)
         with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="build") as pool:
-            waiting: dict[Future[Outcome], int] = {
-                pool.submit(turn.run, functools.partial(self._build, decisions[number]), self.cancel): number
-                for number, turn in zip(todo, turns, strict=True)
-            }
+            waiting: dict[Future[Outcome], int] = {}
+            done: queue.SimpleQueue[Future[Outcome]] = queue.SimpleQueue()
+            for number, turn in zip(todo, turns, strict=True):
+                future = pool.submit(turn.run, functools.partial(self._build, decisions[number]), self.cancel)
+                waiting[future] = number
+                future.add_done_callback(done.put)
             try:
-                while waiting:
-                    done, _ = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        number = waiting.pop(future)
-                        ended(number, _result(future))
-                    if self.cancel.is_set():
-                        break
+                while waiting and not self.cancel.is_set():
+                    try:
+                        future = done.get(timeout=_POLL_SECONDS)
+                    except queue.Empty:
+                        continue
+                    ended(waiting.pop(future), _result(future))
             finally:
                 for future in waiting:
                     future.cancel()
+                self.farm.wake()
         # what ended while the run was being stopped counts too
         for future, number in waiting.items():
             if not future.cancelled():

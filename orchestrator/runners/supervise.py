@@ -8,8 +8,9 @@ import os
 import selectors
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -74,17 +75,13 @@ def _watch(process: subprocess.Popen[bytes], stdout: IO[bytes], lines: EventLine
     handle = stdout.fileno()
     os.set_blocking(handle, False)
     drain_until: float | None = None
-    open_pipe = True
-    with selectors.DefaultSelector() as selector:
+    with selectors.DefaultSelector() as selector, _end_handle(process) as end:
         selector.register(handle, selectors.EVENT_READ)
+        if end is not None:
+            selector.register(end, selectors.EVENT_READ)
         while True:
-            if open_pipe and selector.select(_POLL_SECONDS):
-                data = _read(handle)
-                if data == b"":
-                    selector.unregister(handle)
-                    open_pipe = False
-                elif data is not None:
-                    lines.feed(data)
+            _take(selector, handle, lines)
+            open_pipe = handle in selector.get_map()
             if cancel.is_set():
                 return "cancelled"
             now = time.monotonic()
@@ -95,8 +92,32 @@ def _watch(process: subprocess.Popen[bytes], stdout: IO[bytes], lines: EventLine
                     return None
             elif now > deadline:
                 return "timeout"
-            elif not open_pipe:
+            elif not selector.get_map():
                 cancel.wait(_POLL_SECONDS / 2)
+
+
+def _take(selector: selectors.BaseSelector, handle: int, lines: EventLines) -> None:
+    """Wait a moment for output or the end; what has nothing more to say is no longer waited for."""
+    for key, _ in selector.select(_POLL_SECONDS) if selector.get_map() else ():
+        data = _read(handle) if key.fd == handle else b""
+        if data == b"":
+            selector.unregister(key.fd)
+        elif data is not None:
+            lines.feed(data)
+
+
+@contextlib.contextmanager
+def _end_handle(process: subprocess.Popen[bytes]) -> Iterator[int | None]:
+    """What becomes readable when the process ends; None where the system has no such thing (it needs Linux 5.3)."""
+    handle: int | None = None
+    if sys.platform == "linux" and hasattr(os, "pidfd_open"):
+        with contextlib.suppress(OSError):
+            handle = os.pidfd_open(process.pid)
+    try:
+        yield handle
+    finally:
+        if handle is not None:
+            os.close(handle)
 
 
 def _read(handle: int) -> bytes | None:

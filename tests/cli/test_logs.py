@@ -78,7 +78,7 @@ class Follower:
 
 
 def live(folder: RunFolder, step: str) -> Path:
-    log = folder.work / "lane" / "cpu" / step / "worker.log"
+    log = folder.work / "steps" / "lane" / "cpu" / step / "worker.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     return log
 

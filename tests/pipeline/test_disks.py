@@ -78,7 +78,7 @@ class SmallDisk:
 
     def steps(self) -> list[str]:
         lines = (self.project.folder / "steps.log").read_text(encoding="utf-8").splitlines()
-        return [line.split()[0] for line in lines if "/work/net/" in line]
+        return [line.split()[0] for line in lines if "/work/steps/net/" in line]
 
 
 @pytest.mark.parametrize("size", ["8k", "120k"])

@@ -20,6 +20,12 @@ Net = Callable[..., Path]
 SLOW = ("build", "net.onnx", "--target", "cpu", "--shape", "x:8x3x512x512")
 
 
+def _heed_signals() -> None:
+    # whoever runs the tests under nohup, or in the background of a shell, made them deaf to some
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def _start(project: Project, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "orchestrator", *words],
@@ -28,6 +34,7 @@ def _start(project: Project, *words: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=_heed_signals,
     )
 
 

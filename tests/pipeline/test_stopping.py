@@ -21,7 +21,7 @@ NAMES = ("a", "b", "c", "d", "e")
 # a build step of a model named in the file `bad` dies; one of a model named in `slow` waits for ever; each start is noted
 PYTHON = """#!/bin/sh
 folder="${{PWD%%/.enginefarm/*}}"
-model=$(echo "$PWD" | sed -n 's|.*/work/\\([a-z]*\\)/[a-z]*/build-.*|\\1|p')
+model=$(echo "$PWD" | sed -n 's|.*/work/steps/\\([a-z]*\\)/[a-z]*/build-.*|\\1|p')
 if [ -n "$model" ]; then
   echo "$model" >> "$folder/started"
   if grep -qx "$model" "$folder/bad"; then {death}; fi
