@@ -150,7 +150,7 @@ class Crashed(ForkedProject):
         found = []
         for line in self._log.read_text(encoding="utf-8").splitlines():
             step, _, place = line.partition(" ")
-            run, _, model, target = place.partition("/.enginefarm/runs/")[2].split("/")[:4]
-            if model != "shared" and run not in but and (of is None or run in of):
+            run, _, kind, model, target = place.partition("/.enginefarm/runs/")[2].split("/")[:5]
+            if kind == "steps" and run not in but and (of is None or run in of):
                 found.append(Started(step, model, target))
         return found
