@@ -109,9 +109,8 @@ class Queue:
 
     def rest(self) -> None:
         """The build of this thread has no step ahead of it any more: while it puts its engine away, the next one may begin."""
-        turn = getattr(self._current, "turn", None)
         with self.changed:
-            self._set_works(turn, False)
+            self._set_works(getattr(self._current, "turn", None), False)
             self.serve()
 
     def serve(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.farm.local import FAILURES_ALLOWED, Farm, Spot
-from orchestrator.farm.order import Weight
+from orchestrator.farm.order import NO_WEIGHT, Weight
 from orchestrator.farm.turns import Turn
 from orchestrator.runners.base import Cancel, Cancelled
 
@@ -222,3 +222,17 @@ def test_many_builds_all_end_and_never_exceed_the_slots(described: Make) -> None
         assert [future.result(LONG) for future in futures] == [None] * 40
         assert len(room.started) == 80
         assert all(room.most[name] <= count for name, count in (("a", 2), ("b", 1), ("c", 3)))
+
+
+def test_a_build_that_rests_lets_the_next_one_begin_before_it_ends() -> None:
+    farm, cancel, began = Farm(()), Cancel(), threading.Event()
+    first, second = farm.line_up([((), NO_WEIGHT), ((), NO_WEIGHT)], 1)
+
+    def rest() -> bool:
+        pool.submit(second.run, began.set, cancel)
+        assert not began.wait(0.2)
+        farm.rest()
+        return began.wait(LONG)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert pool.submit(first.run, rest, cancel).result(2 * LONG)
